@@ -164,6 +164,12 @@ pub struct Exec {
     /// Leave connections to these networks alone, and listeners in them
     #[arg(long, value_name = "NETWORKS", value_parser = checked::<Networks>)]
     pub not_networks: Option<String>,
+    /// Pass bytes by shared memory instead of by a Unix socket
+    #[arg(long)]
+    pub rings: bool,
+    /// With --rings: for so long a reader watches the memory before it sleeps [default: 0]
+    #[arg(long, value_name = "MICROSECONDS", requires = "rings")]
+    pub spin: Option<u32>,
     /// Say on standard error what is decided about each socket
     #[arg(long)]
     pub debug: bool,

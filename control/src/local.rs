@@ -124,7 +124,7 @@ impl Door {
             Ok(received) => received,
             Err(_) => (None, None),
         };
-        if let Some(other) = socket.take_if(|socket| request.is_none() || !is_tcp(socket)) {
+        if let Some(other) = socket.take_if(|socket| !is_wanted(request, socket)) {
             self.closer.close(other);
         }
         let Some(request) = request else {
@@ -149,8 +149,13 @@ impl Door {
     /// Answers, and says farewell. `socket` goes to the program. Returns whether the answer has
     /// been sent.
     pub fn answer(&mut self, key: Key, reply: Reply, socket: Option<BorrowedFd<'_>>) -> bool {
+        self.answer_with(key, reply, socket.as_slice())
+    }
+
+    /// The same with at most two descriptors.
+    pub fn answer_with(&mut self, key: Key, reply: Reply, all: &[BorrowedFd<'_>]) -> bool {
         let Some(caller) = self.callers.remove(key) else { return false };
-        send(&caller.socket, reply, socket).is_ok()
+        send(&caller.socket, reply, all).is_ok()
     }
 
     /// Says farewell without an answer: the program resets the connection it has asked about.
@@ -169,6 +174,11 @@ impl Door {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let first = self.callers.iter().map(|(_, caller)| caller.until).min();
         first.filter(|until| *until < Instant(u64::MAX))
+    }
+
+    /// Whether bytes may go by shared memory.
+    pub fn offers_rings(&self) -> bool {
+        self.config.rings
     }
 
     /// How many connections a process may have.
@@ -265,6 +275,23 @@ pub fn is_tcp(socket: &OwnedFd) -> bool {
         && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
 }
 
+/// Whether this request comes with such a descriptor.
+fn is_wanted(request: Option<Request>, socket: &OwnedFd) -> bool {
+    match request {
+        None | Some(Request::Reset { .. }) => false,
+        Some(Request::Attach { .. }) => {
+            sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+                && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+        }
+        Some(
+            Request::Mark { .. }
+            | Request::Connected { .. }
+            | Request::Listen
+            | Request::Accepted { .. },
+        ) => is_tcp(socket),
+    }
+}
+
 /// A stream that takes the place of a TCP connection: the gateway's end, and the application's.
 ///
 /// # Errors
@@ -331,12 +358,11 @@ fn receive(socket: &OwnedFd) -> rustix::io::Result<(Option<Request>, Option<Owne
     Ok((Request::decode(&bytes[..received.bytes]).ok(), socket))
 }
 
-fn send(to: &OwnedFd, reply: Reply, socket: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
+fn send(to: &OwnedFd, reply: Reply, all: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let bytes = reply.encode();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let sockets: Vec<_> = socket.into_iter().collect();
-    if !sockets.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&sockets)) {
+    if !all.is_empty() && !control.push(SendAncillaryMessage::ScmRights(all)) {
         return Err(Errno::NOBUFS);
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -361,7 +387,7 @@ mod tests {
     fn door(folder: &Path) -> io::Result<Door> {
         let socket = folder.join("door");
         let (uids, gids) = (Vec::new(), Vec::new());
-        Door::open(&config::Door { socket, uids, gids, connections_per_process: 10 })
+        Door::open(&config::Door { socket, uids, gids, connections_per_process: 10, rings: true })
     }
 
     /// A program's side of a request.
@@ -385,7 +411,7 @@ mod tests {
         let mut door = door(folder.path()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let request = Request::Connected { waits: true };
+        let request = Request::Connected { waits: true, rings: false };
         let caller = ask(folder.path(), &request.encode(), Some(tcp.as_fd()));
         let key = door.accept(Instant(0)).unwrap().unwrap();
         assert_eq!(door.accept(Instant(0)), Err(Errno::AGAIN));
@@ -398,16 +424,16 @@ mod tests {
         assert_eq!(door.caller(key).unwrap().process.pid, std::process::id());
 
         let (near, app) = stream().unwrap();
-        let stands_for = Name { connection: 7, local, peer };
+        let stands_for = Name { connection: 7, local, peer, rings: false };
         name(&app, &stands_for).unwrap();
-        assert!(door.answer(key, Reply::Switch, Some(app.as_fd())));
+        assert!(door.answer(key, Reply::Switch { rings: false }, Some(app.as_fd())));
         drop(app);
         let mut bytes = [0; 64];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let room = &mut [IoSliceMut::new(&mut bytes)];
         let got = recvmsg(&caller, room, &mut control, RecvFlags::empty()).unwrap();
-        assert_eq!(Reply::decode(&bytes[..got.bytes]), Ok(Reply::Switch));
+        assert_eq!(Reply::decode(&bytes[..got.bytes]), Ok(Reply::Switch { rings: false }));
         let Some(RecvAncillaryMessage::ScmRights(mut sockets)) = control.drain().next() else {
             panic!("no socket came");
         };

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -11,6 +10,7 @@ use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{LetterOf, Neighbours, Owners};
 use smcr_engine::limits::{COMMANDS_MAX, LETTERS_MAX};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
+use smcr_engine::near::Near;
 use smcr_engine::{Command, ConnectionId, GroupId, Report};
 
 use crate::cores::Assignment;
@@ -23,15 +23,15 @@ pub struct Seat<Qp> {
     /// Wakes it.
     pub waker: Waker,
     /// What the control thread tells it.
-    pub obey: Receiver<Command<Qp, OwnedFd>>,
+    pub obey: Receiver<Command<Qp, Near>>,
     /// What other pollers tell it.
-    pub letters: Receiver<LetterOf<OwnedFd>>,
+    pub letters: Receiver<LetterOf<Near>>,
     /// How to tell each of the pollers something, by index.
-    pub neighbours: Arc<Neighbours<LetterOf<OwnedFd>>>,
+    pub neighbours: Arc<Neighbours<LetterOf<Near>>>,
     /// Who has which slot.
     pub owners: Arc<Owners>,
     /// How the control thread tells it something.
-    commands: Sender<Command<Qp, OwnedFd>>,
+    commands: Sender<Command<Qp, Near>>,
 }
 
 impl<Qp> Seat<Qp> {
@@ -44,7 +44,7 @@ impl<Qp> Seat<Qp> {
 
 /// How the control thread speaks to one poller.
 pub struct ToPoller<Qp> {
-    commands: Sender<Command<Qp, OwnedFd>>,
+    commands: Sender<Command<Qp, Near>>,
     index: u8,
     owners: Arc<Owners>,
 }
@@ -52,7 +52,7 @@ pub struct ToPoller<Qp> {
 /// The pollers of a process, which may become more.
 #[derive(Clone)]
 pub struct Seats {
-    neighbours: Arc<Neighbours<LetterOf<OwnedFd>>>,
+    neighbours: Arc<Neighbours<LetterOf<Near>>>,
     owners: Arc<Owners>,
     taken: usize,
 }
@@ -95,10 +95,10 @@ pub struct PollerHandle<Qp> {
     /// How far its connections have come.
     pub gauges: Arc<Gauges>,
     /// What it says.
-    pub reports: Receiver<Report<OwnedFd>>,
+    pub reports: Receiver<Report<Near>>,
     line: ToPoller<Qp>,
     /// Commands that found the queue full. They keep their order.
-    delayed: VecDeque<Command<Qp, OwnedFd>>,
+    delayed: VecDeque<Command<Qp, Near>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -107,7 +107,7 @@ impl<Qp> PollerHandle<Qp> {
     pub fn new(
         assignment: Assignment,
         shared: (Arc<Counters>, Arc<Gauges>),
-        reports: Receiver<Report<OwnedFd>>,
+        reports: Receiver<Report<Near>>,
         line: ToPoller<Qp>,
         thread: JoinHandle<()>,
     ) -> Self {
@@ -124,12 +124,12 @@ impl<Qp> PollerHandle<Qp> {
     }
 
     /// Says something; it arrives in order, and wakes the poller.
-    pub fn command(&mut self, command: Command<Qp, OwnedFd>) {
+    pub fn command(&mut self, command: Command<Qp, Near>) {
         self.push(command);
         self.line.commands.wake();
     }
 
-    fn push(&mut self, command: Command<Qp, OwnedFd>) {
+    fn push(&mut self, command: Command<Qp, Near>) {
         if !self.delayed.is_empty() {
             self.delayed.push_back(command);
         } else if let Err(command) = self.line.commands.push(command) {
@@ -177,9 +177,9 @@ impl<Qp> PollerHandle<Qp> {
 }
 
 impl<Qp> Pollers<Qp> for Vec<PollerHandle<Qp>> {
-    type Stream = OwnedFd;
+    type Stream = Near;
 
-    fn command(&mut self, port: PortId, command: Command<Qp, OwnedFd>) {
+    fn command(&mut self, port: PortId, command: Command<Qp, Near>) {
         self[port.0].command(command);
     }
 
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn only_a_command_wakes_a_poller() {
         let waker = Waker::new().unwrap();
-        let (commands, obeyed) = mailbox::<Command<(), OwnedFd>>(1, waker.clone());
+        let (commands, obeyed) = mailbox::<Command<(), Near>>(1, waker.clone());
         let (_, obey) = mailbox(1, waker.clone());
         let (_, letters) = mailbox(1, waker.clone());
         let seat = Seat {

@@ -175,6 +175,8 @@ pub struct Active {
     pub farewells: u64,
     /// Closed connections whose RMB elements wait until the peer is done with them too (RFC 4.4.2).
     pub parked: u64,
+    /// Connections of local programs whose bytes go by shared memory.
+    pub rings: u64,
     /// Link groups.
     pub link_groups: u64,
     /// Links of all link groups.

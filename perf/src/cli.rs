@@ -79,7 +79,8 @@ struct RunArguments {
     scenarios: Vec<Scenario>,
     /// direct, haproxy, nginx (its stream module), smcgate (RNICs of kind roce-udp), smcgate-shm,
     /// smcgate-packet (of kind roce-packet), smcgate-af-packet and smcgate-memif (both of dpdk);
-    /// preload and preload-shm (load and server have the preload library).
+    /// preload and preload-shm (load and server have the preload library), preload-rings and
+    /// preload-rings-shm (and their bytes go by shared memory).
     #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]
     paths: Vec<Path>,
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -90,6 +91,9 @@ struct RunArguments {
     /// The gateway's binary; by default the one in this binary's folder.
     #[arg(long)]
     smcgate: Option<PathBuf>,
+    /// On the paths with rings, programs watch them for so many microseconds before they sleep.
+    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
+    spin: u32,
     /// The gateways' idle policy.
     #[arg(long, default_value = "adaptive", value_parser = ["spin", "adaptive", "block"])]
     poll: String,
@@ -231,6 +235,7 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         idle_policy: arguments.poll,
         pin: arguments.pin,
         local: arguments.local,
+        spin_us: arguments.spin,
         mtu: arguments.mtu,
         beside: arguments.beside,
         date: arguments.date,

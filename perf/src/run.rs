@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) idle_policy: String,
     pub(crate) pin: Pin,
     pub(crate) local: String,
+    /// How long programs watch their rings before they sleep, in microseconds.
+    pub(crate) spin_us: u32,
     pub(crate) mtu: u32,
     pub(crate) beside: Vec<Beside>,
     pub(crate) date: Option<String>,
@@ -53,6 +55,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         idle_policy: plan.idle_policy.clone(),
         pin: plan.pin,
         local: plan.local.clone(),
+        spin_us: plan.spin_us,
         mtu: plan.mtu,
     })?;
     let (mtu, settings) = (bench.namespaces().mtu_bytes()?, bench.namespaces().settings()?);
@@ -166,7 +169,9 @@ fn loaded(bench: &Bench, scenario: Scenario, path: Path, duration: Duration) -> 
 fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
     match path {
         Path::Direct | Path::Haproxy | Path::Nginx => Ok(None),
-        Path::Smcgate(_) | Path::Preload(_) => bench.gateway_totals(Host::A).map(Some),
+        Path::Smcgate(_) | Path::Preload(_) | Path::Rings(_) => {
+            bench.gateway_totals(Host::A).map(Some)
+        }
     }
 }
 

@@ -56,16 +56,23 @@ impl Site {
 
     /// A command with the library preloaded, as an operator runs it.
     fn preloaded(&self, host: &Host, words: &[&str]) -> Command {
+        self.preloaded_by(host, Preload::Sockets, words)
+    }
+
+    fn preloaded_by(&self, host: &Host, preload: Preload, words: &[&str]) -> Command {
         let mut command = Command::new(program());
         command.args(["exec", "--socket"]).arg(self.door(host));
+        if preload == Preload::Rings {
+            command.arg("--rings");
+        }
         command.arg("--library").arg(library()).arg("--").args(words);
         command
     }
 
     /// The same command, with the library or without.
-    fn command(&self, host: &Host, preloads: bool, words: &[&str]) -> Command {
-        if preloads {
-            return self.preloaded(host, words);
+    fn command(&self, host: &Host, preload: Option<Preload>, words: &[&str]) -> Command {
+        if let Some(preload) = preload {
+            return self.preloaded_by(host, preload, words);
         }
         let mut command = Command::new(words[0]);
         command.args(&words[1..]);
@@ -83,8 +90,10 @@ impl Site {
             let (table, folder) = (table.to_str(), folder.to_str());
             let (table, folder) = (table.expect("text"), folder.expect("text"));
             let words = ["python3", "-B", table, role, folder, &ip, &port];
-            let mut command = self.command(host, player.preloads, &words);
+            let mut command = self.command(host, player.preload, &words);
             command.env("AS", player.asks_for);
+            let rings = [server, client].iter().any(|it| it.preload == Some(Preload::Rings));
+            command.env("URGENT", if rings { "" } else { "1" });
             command
         };
         let Hosts { a, b, logs } = &self.hosts;
@@ -100,9 +109,16 @@ impl Site {
     }
 }
 
+/// How the bytes of a program with the library go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Preload {
+    Sockets,
+    Rings,
+}
+
 /// One side of the table.
 struct Player<'a> {
-    preloads: bool,
+    preload: Option<Preload>,
     at: SocketAddrV4,
     /// What kind of socket it asks for.
     asks_for: &'a str,
@@ -110,11 +126,15 @@ struct Player<'a> {
 
 impl Player<'_> {
     fn plain(at: SocketAddrV4) -> Self {
-        Player { preloads: false, at, asks_for: "" }
+        Player { preload: None, at, asks_for: "" }
     }
 
     fn preloaded(at: SocketAddrV4) -> Self {
-        Player { preloads: true, ..Self::plain(at) }
+        Player { preload: Some(Preload::Sockets), ..Self::plain(at) }
+    }
+
+    fn ringed(at: SocketAddrV4) -> Self {
+        Player { preload: Some(Preload::Rings), ..Self::plain(at) }
     }
 }
 
@@ -146,8 +166,9 @@ fn smoke_preload_fidelity() {
     assert!(scenarios > 25 && !expected.0.contains("failed"), "{}", expected.0);
     assert!(!expected.1.contains("failed"), "{}", expected.1);
 
-    let far = site.gateway(b).before(b, 7011).start(&site.hosts, b);
-    let near = site.gateway(a).towards(b.address, 7021).start(&site.hosts, a);
+    let far = site.gateway(b).before(b, 7011).before(b, 7013).start(&site.hosts, b);
+    let near = site.gateway(a).towards(b.address, 7021).towards(b.address, 7023);
+    let near = near.start(&site.hosts, a);
     // Nobody listens on the port behind each of these.
     let both = |asks_for| Player { asks_for, ..Player::preloaded(b.at(7031)) };
     let ways = [
@@ -155,15 +176,25 @@ fn smoke_preload_fidelity() {
         ("server", Player::preloaded(b.at(7021)), Player::plain(local(7021))),
         ("both", both("AF_SMC"), both("IPPROTO_SMC")),
     ];
-    let play = |(name, server, client)| {
+    let ringed = [
+        ("rings-client", Player::plain(local(7013)), Player::ringed(b.at(7013))),
+        ("rings-server", Player::ringed(b.at(7023)), Player::plain(local(7023))),
+        ("rings-both", Player::ringed(b.at(7033)), Player::ringed(b.at(7033))),
+    ];
+    let play = |(name, server, client), expected: &(String, String)| {
         let seen = site.play(name, &server, &client);
         assert_eq!(seen.0, expected.0, "client; preloaded: {name}");
         assert_eq!(seen.1, expected.1, "server; preloaded: {name}");
     };
-    thread::scope(|scope| ways.map(|way| scope.spawn(|| play(way))).map(drop));
+    thread::scope(|scope| ways.map(|way| scope.spawn(|| play(way, &expected))).map(drop));
+    // By rings, an urgent byte is one like all others.
+    let has_none = |line: &&str| !line.contains("\"urgent_");
+    let calm = |text: &str| text.lines().filter(has_none).map(|it| format!("{it}\n")).collect();
+    let calm: (String, String) = (calm(&expected.0), calm(&expected.1));
+    thread::scope(|scope| ringed.map(|way| scope.spawn(|| play(way, &calm))).map(drop));
     for gateway in [&near, &far] {
         // All but the one that nobody accepts.
-        let wanted = 3 * (scenarios - 1);
+        let wanted = 3 * (scenarios - 1) + 3 * (scenarios - 3);
         wait_until("all are counted", SETTLE_LIMIT, || carried(gateway).0 >= wanted);
     }
     // The same library, and a server without any gateway: every connection is the kernel's own.

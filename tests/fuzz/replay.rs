@@ -56,3 +56,8 @@ fn config() {
 fn door() {
     replay("door", targets::door::run);
 }
+
+#[test]
+fn rings() {
+    replay("rings", targets::rings::run);
+}

@@ -107,7 +107,8 @@ impl Tcp {
         self.wants_room |= !writable;
         let readable = !self.inbound.bytes.is_empty() || ended;
         let urgent = !self.inbound.marks.is_empty();
-        let event = Event { key, readable, writable, ending: ended, urgent, failed };
+        let (ending, by_rings) = (ended, false);
+        let event = Event { key, readable, writable, ending, urgent, failed, by_rings };
         (readable || writable).then_some(event)
     }
 

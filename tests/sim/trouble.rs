@@ -93,8 +93,15 @@ fn a_late_event_does_not_reach_the_next_user_of_a_slot() {
     cluster.run_until_quiet();
     let before = cluster.host(Client).sockets.system_calls();
     let key = Key { slot: id.slot, generation: id.generation, far: false };
-    let socket =
-        Event { key, readable: true, writable: true, ending: true, urgent: true, failed: true };
+    let socket = Event {
+        key,
+        readable: true,
+        writable: true,
+        ending: true,
+        urgent: true,
+        failed: true,
+        by_rings: false,
+    };
     cluster.host(Client).sockets.tell_late(socket);
     cluster.run_until_quiet();
     assert_eq!(cluster.host(Client).sockets.system_calls(), before);

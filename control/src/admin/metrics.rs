@@ -172,6 +172,8 @@ impl Snapshot {
         page.counter("tcp_cut_short", help, None, plain(totals.tcp_cut_short))?;
         let help = "Closed connections whose RMB element the peer still holds.";
         page.gauge("connections_parked", help, None, plain(active.parked))?;
+        let help = "Connections of local programs whose bytes go by shared memory.";
+        page.gauge("connections_rings", help, None, plain(active.rings))?;
         let help = "Rendezvous that broke the protocol or timed out.";
         page.counter("handshakes_failed", help, None, plain(totals.handshakes_failed))?;
         let bytes = Some(Unit::Bytes);

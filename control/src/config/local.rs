@@ -27,6 +27,8 @@ pub struct Door {
     pub gids: Vec<u32>,
     /// How many connections a process may have.
     pub connections_per_process: u32,
+    /// Whether programs that want it may pass their bytes by shared memory.
+    pub rings: bool,
 }
 
 impl Local {
@@ -40,6 +42,7 @@ impl Local {
         let (uids, gids) = (ids(&mut table, "uids")?, ids(&mut table, "gids")?);
         let connections_per_process =
             table.count("connections_per_process", 1..CONNECTIONS_MAX + 1, CONNECTIONS_MAX)?;
+        let rings = table.boolean("rings", true)?;
         let socket = table.text("socket")?;
         if let Some(path) = socket.as_ref().filter(|path| path.value.len() > PATH_MAX) {
             let why = format!("is longer than {PATH_MAX} bytes, the most of a Unix socket");
@@ -51,6 +54,7 @@ impl Local {
             uids,
             gids,
             connections_per_process,
+            rings,
         });
         Ok(Self { congestion_control, door })
     }

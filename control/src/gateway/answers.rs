@@ -184,6 +184,7 @@ impl<N: Rnic> Gateway<N> {
             connecting: self.endpoint.len() as u64 - waiting,
             waiting,
             farewells: self.farewells.len() as u64,
+            rings: self.local.as_ref().map_or(0, |local| local.rings() as u64),
             link_groups: groups.iter().count() as u64,
             links: groups.iter().map(|(_, group)| group.links.len() as u64).sum(),
             ..Active::default()

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::gauges::Reading;
 use smcr_engine::handoff::{Allowance, Ending};
+use smcr_engine::near::Near;
 use smcr_engine::{Command, ConnectionId, Established};
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::{FRAME_MAX, Frame};
@@ -39,9 +40,11 @@ impl<N: Rnic> Gateway<N> {
             Effect::Survey { key } => self.survey(key),
             Effect::Send { key, frame } => self.send(key, &frame),
             Effect::HandOver { key, connection, group, rmbe, ended } => {
+                let rings = self.local.as_ref().and_then(|local| local.rings_of(key));
                 let (allowance, groups) = (self.allowance_of(key), self.endpoint.groups_mut());
                 self.sessions.hand_over(now, key, connection, |app, tcp| {
-                    groups.hand_over(connection, app, rmbe, allowance);
+                    let near = Near::with_rings(app, rings);
+                    groups.hand_over(connection, near, rmbe, allowance);
                     Carried::Smc { group, tcp, ended }
                 });
                 if let Some(local) = &mut self.local {
@@ -56,12 +59,14 @@ impl<N: Rnic> Gateway<N> {
                 if self.give_back(key, leftover.is_empty() && !declined) {
                     return self.endpoint.groups_mut().closed(now, connection, None, true);
                 }
+                let rings = self.local.as_ref().and_then(|local| local.rings_of(key));
                 let allowance = self.allowance_of(key);
                 let (reactor, pollers) = (&self.reactor, self.endpoint.groups_mut().pollers_mut());
                 self.sessions.hand_over(now, key, connection, |near, far| {
                     reactor.forget(&far);
                     reactor.forget(&near);
                     let (from_near, from_far) = (Vec::new(), leftover);
+                    let (near, far) = (Near::with_rings(near, rings), far.into());
                     let established = Established::Tcp { near, far, from_near, from_far, declined };
                     let established = Box::new(established);
                     let relay = Command::Relay { connection, established, allowance };
@@ -213,7 +218,7 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    fn closed(&mut self, now: Instant, closed: Closed<OwnedFd>) {
+    fn closed(&mut self, now: Instant, closed: Closed<Near>) {
         let Closed { connection, ending, tally, streams } = closed;
         // Each of these sockets has ended in both directions, is reset by closing it, or is of no
         // more use.
@@ -221,6 +226,7 @@ impl<N: Rnic> Gateway<N> {
         let (key, open) = self.sessions.closed(connection);
         if let (Some(local), Some(process)) = (&mut self.local, &open.process) {
             local.leave(process);
+            local.forget(key);
         }
         self.note_closed(now, &open, ending, &tally);
         let listener = &mut self.listeners[usize::from(open.listener)];

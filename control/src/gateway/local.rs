@@ -5,11 +5,12 @@
 //! the application's side of it, the TCP socket the peer's.
 
 mod marks;
+mod rings;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -18,6 +19,7 @@ use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
+use self::rings::Shared;
 use super::Gateway;
 use crate::admission::Standing;
 use crate::config::{Config, Protocol};
@@ -43,6 +45,7 @@ pub(super) struct Local {
     processes: Processes,
     /// Where listening sockets of programs are marked.
     places: HashSet<smc_option::Place>,
+    shared: Shared,
 }
 
 /// A program that waits for the outcome of a rendezvous.
@@ -65,8 +68,9 @@ struct Processes {
 impl Local {
     /// What comes by `door` belongs to these listeners.
     pub(super) fn new(door: Door, connects: u16, accepts: u16) -> Self {
-        let (waiting, processes) = (HashMap::new(), Processes::default());
-        Self { door, connects, accepts, waiting, processes, places: HashSet::new() }
+        let (waiting, processes, places) = Default::default();
+        let shared = Shared::default();
+        Self { door, connects, accepts, waiting, processes, places, shared }
     }
 
     /// When [`Gateway::expire_local`] may have something to do, at the latest.
@@ -84,12 +88,13 @@ impl Local {
     /// socket.
     pub(super) fn switch(&mut self, key: Key) {
         if let Some(Waiting { caller, app, .. }) = self.waiting.remove(&key) {
-            self.door.answer(caller, Reply::Switch, Some(app.as_fd()));
+            self.hand_out(key, caller, &app);
         }
     }
 
     /// The rendezvous `key` has failed, and with it the connection.
     pub(super) fn fail(&mut self, key: Key) {
+        self.shared.forget(key);
         if let Some(Waiting { caller, .. }) = self.waiting.remove(&key) {
             self.door.dismiss(caller);
         }
@@ -195,10 +200,15 @@ impl<N: Rnic> Gateway<N> {
                 let reply = self.mark_listener(&socket);
                 self.leave_alone(caller, reply, socket);
             }
-            (Request::Connected { waits }, Some(socket)) => {
-                self.take_connected(now, caller, waits, socket);
+            (Request::Connected { waits, rings }, Some(socket)) => {
+                self.take_connected(now, caller, (waits, rings), socket);
             }
-            (Request::Accepted, Some(socket)) => self.take_accepted(now, caller, socket),
+            (Request::Accepted { rings }, Some(socket)) => {
+                self.take_accepted(now, caller, rings, socket);
+            }
+            (Request::Attach { connection }, Some(socket)) => {
+                self.attach(caller, connection, socket);
+            }
             (Request::Reset { connection }, _) => {
                 self.reset_for(now, caller, connection);
                 self.reply(caller, Reply::Done);
@@ -207,7 +217,8 @@ impl<N: Rnic> Gateway<N> {
                 Request::Mark { .. }
                 | Request::Listen
                 | Request::Connected { .. }
-                | Request::Accepted,
+                | Request::Accepted { .. }
+                | Request::Attach { .. },
                 None,
             ) => self.dismiss(caller),
         }
@@ -231,7 +242,8 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// A program has connected a socket that was marked.
-    fn take_connected(&mut self, now: Instant, caller: Key, waits: bool, socket: OwnedFd) {
+    fn take_connected(&mut self, now: Instant, caller: Key, how: (bool, bool), socket: OwnedFd) {
+        let (waits, rings) = how;
         let index = self.local.as_ref().expect(ASKED_AT_THE_DOOR).connects;
         let Some((own, peer)) = local::ends(&socket) else {
             // It is over already, which the program finds out by itself.
@@ -248,15 +260,16 @@ impl<N: Rnic> Gateway<N> {
         let sockets = Sockets { accepted: near, upstream: socket, process };
         let one = negotiating(now, (index, Protocol::Tcp), (own, peer), sockets);
         let key = self.sessions.insert(one);
-        let name = Name { connection: number(key), local: own, peer };
-        let named = local::name(&app, &name);
         let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
+        let rings = rings && local.door.offers_rings() && local.shared.make(key, &app);
+        let name = Name { connection: number(key), local: own, peer, rings };
+        let named = local::name(&app, &name);
         if waits && named.is_ok() {
             local.door.keep(caller);
             let until = now + WAIT_MAX;
             local.waiting.insert(key, Waiting { caller, app, before, until });
         } else {
-            local.door.answer(caller, Reply::Switch, Some(app.as_fd()));
+            local.hand_out(key, caller, &app);
         }
         let arrival = Arrival {
             listener: index,
@@ -271,7 +284,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// A program has accepted a connection whose client has offered SMC-R.
-    fn take_accepted(&mut self, now: Instant, caller: Key, socket: OwnedFd) {
+    fn take_accepted(&mut self, now: Instant, caller: Key, rings: bool, socket: OwnedFd) {
         let index = self.local.as_ref().expect(ASKED_AT_THE_DOOR).accepts;
         let Some((own, peer)) = local::ends(&socket) else {
             return self.leave_alone(caller, Reply::Leave { seconds: 0 }, socket);
@@ -286,12 +299,13 @@ impl<N: Rnic> Gateway<N> {
         let sockets = Sockets { accepted: socket, upstream: near, process };
         let one = negotiating(now, (index, Protocol::Smc), (peer, own), sockets);
         let key = self.sessions.insert(one);
-        let name = Name { connection: number(key), local: own, peer };
+        let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
+        let rings = rings && local.door.offers_rings() && local.shared.make(key, &app);
+        let name = Name { connection: number(key), local: own, peer, rings };
         // Whatever comes of it, it comes by this socket; a stream that nobody named is a reset one.
         let named = local::name(&app, &name);
-        let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
         match named {
-            Ok(()) => drop(local.door.answer(caller, Reply::Switch, Some(app.as_fd()))),
+            Ok(()) => local.hand_out(key, caller, &app),
             Err(_) => local.door.dismiss(caller),
         }
         let arrival = Arrival {
@@ -369,6 +383,7 @@ impl<N: Rnic> Gateway<N> {
         let Some(Waiting { caller, before, .. }) = local.waiting.remove(&key) else {
             return false;
         };
+        local.shared.forget(key);
         let one = self.sessions.remove(key);
         let listener = &mut self.listeners[usize::from(one.listener)];
         listener.admission.leave(one.source.ip(), one.standing);

@@ -98,6 +98,8 @@ fn variables(
         ("SMCGATE_NETWORKS", text(&arguments.networks)),
         ("SMCGATE_NOT_PORTS", text(&arguments.not_ports)),
         ("SMCGATE_NOT_NETWORKS", text(&arguments.not_networks)),
+        ("SMCGATE_RINGS", arguments.rings.then(|| "1".into())),
+        ("SMCGATE_SPIN_US", arguments.spin.map(|spin| spin.to_string().into())),
         ("SMCGATE_DEBUG", arguments.debug.then(|| "1".into())),
     ];
     let optional = optional.into_iter().filter_map(|(name, value)| Some((name, value?)));
@@ -229,6 +231,10 @@ mod tests {
         let expected =
             [("LD_PRELOAD", "/l.so:/other.so"), ("SMCGATE_SOCKET", "/s"), ("SMCGATE_PORTS", "80")];
         assert_eq!(set, expected.map(|(name, value)| (name, value.into())));
+        let exec = parsed(&["--rings", "--spin", "20", "true"]);
+        let expected = [("LD_PRELOAD", "/l.so"), ("SMCGATE_RINGS", "1"), ("SMCGATE_SPIN_US", "20")];
+        let expected = expected.map(|(name, value)| (name, OsString::from(value)));
+        assert_eq!(variables(&exec, library, None), expected);
         let set = variables(&parsed(&["--debug", "true"]), library, Some("".into()));
         let expected = [("LD_PRELOAD", "/l.so"), ("SMCGATE_DEBUG", "1")];
         assert_eq!(set, expected.map(|(name, value)| (name, value.into())));

@@ -1,7 +1,8 @@
-//! The kernel's sockets, on one edge-triggered epoll.
+//! The kernel's sockets, on one edge-triggered epoll, and the rings of those that have some.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
@@ -9,12 +10,15 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, sockopt};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
-use smcr_memory::Vacant;
+use smcgate_rings::{Gateway, Span};
 use smcr_memory::rmb::Readable;
+use smcr_memory::{Vacant, foreign};
 use smcr_proto::Instant;
 
 use crate::clock::Clock;
+use crate::hot::Hot;
 use crate::limits::{EVENTS_PER_TURN_MAX, EVENTS_PER_TURN_MIN};
+use crate::near::Near;
 use crate::streams::{Ahead, Event, Key, Streams};
 
 /// An epoll over sockets, and over whatever else must end a sleep.
@@ -35,6 +39,7 @@ pub struct Kernel {
     fresh: bool,
     /// Whether the RNIC has a descriptor that tells when packets have come.
     has_rnic: bool,
+    pub(crate) hot: Hot,
 }
 
 impl Kernel {
@@ -73,6 +78,7 @@ impl Kernel {
             portion: Portion::default(),
             fresh: false,
             has_rnic: rnic.is_some(),
+            hot: Hot::default(),
         })
     }
 
@@ -85,6 +91,26 @@ impl Kernel {
         let room = &mut self.found[..self.portion.size];
         // Interruption by a signal is a sleep that ended early.
         self.count = epoll::wait(&self.epoll, room, limit).unwrap_or(0);
+    }
+
+    /// Reads from rings. Whoever takes something out of the socket must look at the rings by himself
+    /// first: it may have been a kick.
+    fn read_rings(
+        &mut self,
+        rings: &Arc<Gateway>,
+        socket: BorrowedFd<'_>,
+        most: usize,
+        copy: impl FnOnce(&Span<'_>) -> usize,
+    ) -> io::Result<usize> {
+        if rings.is_ending() {
+            self.hot.insert(rings);
+        }
+        let read = rings.read(socket, most, copy)?;
+        if rings.must_drain() {
+            self.hot.insert(rings);
+            rings.drain(socket);
+        }
+        Ok(read)
     }
 
     /// Sees to it that a sleep that begins at `now` ends at `deadline` at the latest.
@@ -150,15 +176,25 @@ fn rings_in_time(at: Instant, now: Instant, deadline: Instant) -> bool {
 }
 
 impl Streams for Kernel {
-    type Stream = OwnedFd;
+    type Stream = Near;
 
-    fn watch(&mut self, key: Key, stream: &OwnedFd) -> io::Result<()> {
+    fn watch(&mut self, key: Key, stream: &Near) -> io::Result<()> {
         use epoll::EventFlags as F;
-        let flags = F::IN | F::OUT | F::PRI | F::RDHUP | F::ET;
-        Ok(epoll::add(&self.epoll, stream, epoll::EventData::new_u64(pack(key)), flags)?)
+        let mut flags = F::IN | F::OUT | F::PRI | F::RDHUP | F::ET;
+        if let Some(rings) = stream.rings() {
+            // What is written to the socket always fits. Each time that the program takes it, it
+            // would be reported.
+            flags.remove(F::OUT);
+            rings.set_key(key.pack());
+            self.hot.insert(rings);
+        }
+        Ok(epoll::add(&self.epoll, stream, epoll::EventData::new_u64(key.pack()), flags)?)
     }
 
-    fn unwatch(&mut self, stream: &OwnedFd) {
+    fn unwatch(&mut self, stream: &Near) {
+        if let Some(rings) = stream.rings() {
+            self.hot.remove(rings);
+        }
         // Fails only for one that was never watched.
         let _ = epoll::delete(&self.epoll, stream);
     }
@@ -183,43 +219,91 @@ impl Streams for Kernel {
             let failed = flags.contains(F::ERR);
             let over = failed || flags.contains(F::HUP);
             Event {
-                key: unpack(event.data.u64()),
+                key: Key::unpack(event.data.u64()),
                 readable: over || flags.intersects(F::IN | F::RDHUP),
                 writable: over || flags.contains(F::OUT),
                 ending: over || flags.contains(F::RDHUP),
                 urgent: flags.contains(F::PRI),
                 failed,
+                by_rings: false,
             }
         }));
+        self.hot.poll(events);
         received
     }
 
+    fn complete(&mut self, stream: &Near, event: &mut Event) {
+        let Some(rings) = stream.rings() else { return };
+        if event.by_rings {
+            rings.serve(stream.as_fd());
+        } else {
+            self.hot.insert(rings);
+            event.readable = true;
+            event.writable = rings.hear(stream.as_fd(), event.ending);
+            // The kernel takes a token that was not read for a byte of the stream.
+            event.failed = event.ending && rings.has_dropped_bytes(stream.as_fd());
+        }
+        // Who reads must not stop before the end, which nothing else tells of.
+        event.ending |= rings.is_finished();
+    }
+
     fn sleep(&mut self, now: Instant, deadline: Option<Instant>) {
+        if !self.hot.fall_asleep(now) {
+            return;
+        }
+        let deadline = [deadline, self.hot.deadline()].into_iter().flatten().min();
         if let Some(deadline) = deadline {
             self.set_timer(now, deadline);
         }
         self.wait(None);
         self.fresh = true;
+        self.hot.wake_up();
     }
 
-    fn read(&mut self, stream: &OwnedFd, room: &Vacant<'_>) -> io::Result<usize> {
-        room.read_from(stream.as_fd())
+    fn read(&mut self, stream: &Near, room: &Vacant<'_>) -> io::Result<usize> {
+        let socket = stream.as_fd();
+        match stream.rings() {
+            None => room.read_from(socket),
+            Some(rings) => {
+                self.read_rings(rings, socket, room.len(), |span| foreign::copy(span, room))
+            }
+        }
     }
 
-    fn write(&mut self, stream: &OwnedFd, bytes: &Readable<'_>) -> io::Result<usize> {
-        smcr_os::writev(stream.as_fd(), bytes)
+    fn write(&mut self, stream: &Near, bytes: &Readable<'_>) -> io::Result<usize> {
+        let socket = stream.as_fd();
+        match stream.rings() {
+            None => smcr_os::writev(socket, bytes),
+            Some(rings) => {
+                self.hot.insert(rings);
+                rings.write(socket, |span| foreign::copy(bytes, span))
+            }
+        }
     }
 
-    fn read_slice(&mut self, stream: &OwnedFd, room: &mut [u8]) -> io::Result<usize> {
+    fn read_slice(&mut self, stream: &Near, room: &mut [u8]) -> io::Result<usize> {
+        if let Some(rings) = stream.rings() {
+            let most = room.len();
+            let copy = |span: &Span<'_>| foreign::copy_out(span, room);
+            return self.read_rings(rings, stream.as_fd(), most, copy);
+        }
         // A program may share the socket, and let it wait.
         Ok(rustix::net::recv(stream, room, RecvFlags::DONTWAIT)?.0)
     }
 
-    fn write_slice(&mut self, stream: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
+    fn write_slice(&mut self, stream: &Near, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(rings) = stream.rings() {
+            self.hot.insert(rings);
+            return rings.write(stream.as_fd(), |span| foreign::copy_in(span, bytes));
+        }
         Ok(rustix::net::send(stream, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
     }
 
-    fn write_urgent(&mut self, stream: &OwnedFd, byte: u8) -> io::Result<()> {
+    fn write_urgent(&mut self, stream: &Near, byte: u8) -> io::Result<()> {
+        if stream.rings().is_some() {
+            // It keeps its place, and is an ordinary byte.
+            return self.write_slice(stream, &[byte]).map(drop);
+        }
         let sent = rustix::net::send(stream, &[byte], URGENT)?;
         assert_eq!(sent, 1, "one byte is taken or refused");
         Ok(())
@@ -229,26 +313,38 @@ impl Streams for Kernel {
         self.clock.now()
     }
 
-    fn core_of(&self, stream: &OwnedFd) -> Option<usize> {
+    fn core_of(&self, stream: &Near) -> Option<usize> {
+        if stream.rings().is_some() {
+            return None;
+        }
         sockopt::socket_incoming_cpu(stream).ok().and_then(|core| core.try_into().ok())
     }
 
-    fn has_more(&mut self, stream: &OwnedFd) -> bool {
-        rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0)
+    fn has_more(&mut self, stream: &Near) -> bool {
+        match stream.rings() {
+            None => rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0),
+            // A read says what is wrong.
+            Some(rings) => rings.readable() != Ok(0),
+        }
     }
 
-    fn ahead(&mut self, stream: &OwnedFd) -> Ahead {
+    fn ahead(&mut self, stream: &Near) -> Ahead {
         // In this order: whether a byte is urgent is certain once it is there.
         if !self.has_more(stream) {
             Ahead::Nothing
-        } else if smcr_os::tcp::is_at_mark(stream.as_fd()).is_ok_and(|at_mark| at_mark) {
+        } else if stream.rings().is_none()
+            && smcr_os::tcp::is_at_mark(stream.as_fd()).is_ok_and(|at_mark| at_mark)
+        {
             Ahead::Urgent
         } else {
             Ahead::Bytes
         }
     }
 
-    fn finish(&mut self, stream: &OwnedFd) {
+    fn finish(&mut self, stream: &Near) {
+        if let Some(rings) = stream.rings() {
+            rings.finish();
+        }
         if sockopt::socket_domain(stream) == Ok(AddressFamily::UNIX) {
             // A program with the preload library tells an end from a reset by this name. Without
             // one, because all are taken, it takes the end for a reset, which loses nothing.
@@ -258,7 +354,7 @@ impl Streams for Kernel {
         let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Write);
     }
 
-    fn reset_on_close(&mut self, stream: &OwnedFd) {
+    fn reset_on_close(&mut self, stream: &Near) {
         let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
     }
 }
@@ -274,15 +370,6 @@ const WAKER: u64 = u64::MAX;
 /// Marks the descriptor of the RNIC.
 const RNIC: u64 = u64::MAX - 1;
 
-fn pack(key: Key) -> u64 {
-    u64::from(key.slot) | u64::from(key.generation) << 16 | u64::from(key.far) << 32
-}
-
-fn unpack(data: u64) -> Key {
-    let half = |shift: u32| u16::try_from(data >> shift & 0xffff).expect("sixteen bits were left");
-    Key { slot: half(0), generation: half(16), far: data >> 32 & 1 == 1 }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -297,13 +384,14 @@ mod tests {
     const KEY: Key = Key { slot: 7, generation: 1, far: false };
 
     /// An application's socket, and ours, watched.
-    fn connection(kernel: &mut Kernel) -> (TcpStream, OwnedFd) {
+    fn connection(kernel: &mut Kernel) -> (TcpStream, Near) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let application = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (near, _) = listener.accept().unwrap();
         near.set_nonblocking(true).unwrap();
         let near = OwnedFd::from(near);
         sockopt::set_socket_oobinline(&near, true).unwrap();
+        let near = Near::from(near);
         kernel.watch(KEY, &near).unwrap();
         assert!(next_event(kernel).writable);
         (application, near)
@@ -487,7 +575,7 @@ mod tests {
         application.shutdown(std::net::Shutdown::Write).unwrap();
         let event = next_event(&mut kernel);
         assert!(event.readable && event.ending && !event.failed);
-        let application = OwnedFd::from(application);
+        let application = Near::from(OwnedFd::from(application));
         kernel.reset_on_close(&application);
         drop(application);
         let event = next_event(&mut kernel);
@@ -498,8 +586,8 @@ mod tests {
     fn a_key_survives_the_kernel() {
         for far in [false, true] {
             let key = Key { slot: 0xabcd, generation: 0xffff, far };
-            assert_eq!(unpack(pack(key)), key);
-            assert_ne!(pack(key), WAKER);
+            assert_eq!(Key::unpack(key.pack()), key);
+            assert_ne!(key.pack(), WAKER);
         }
     }
 }

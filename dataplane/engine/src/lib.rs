@@ -12,7 +12,8 @@
 //! [letters](handoff::LetterOf), by queues of their own.
 //!
 //! - [`handoff`], [`mailbox`]: the conversation with the control thread, and its queues.
-//! - [`streams`]: the TCP sockets; [`kernel`] is the real thing, on epoll.
+//! - [`streams`]: the TCP sockets; [`kernel`] is the real thing, on epoll, and [`near`] what its
+//!   sockets are. `hot`: shared memory of local programs that is looked at.
 //! - [`poller`]: the tables, the queues and the turn.
 //! - `relay`: a connection, a value that borrows a `turn` of its poller.
 //! - `mail`, `moves`: connections that change their poller, or their link.
@@ -31,6 +32,7 @@ mod counter;
 pub mod counters;
 pub mod gauges;
 pub mod handoff;
+mod hot;
 pub mod idle;
 pub mod kernel;
 pub mod limits;
@@ -39,6 +41,7 @@ mod mail;
 pub mod mailbox;
 mod moves;
 mod names;
+pub mod near;
 mod nearness;
 mod owners;
 mod paced;
@@ -48,6 +51,7 @@ pub mod priority;
 mod relay;
 mod reports;
 mod requests;
+mod resting;
 pub mod stages;
 pub mod streams;
 mod sync;

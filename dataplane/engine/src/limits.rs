@@ -20,6 +20,8 @@ pub const REAP_PER_TURN_MAX: usize = 1_024;
 pub const EVENTS_PER_TURN_MAX: usize = 256;
 /// Socket events taken in one turn, unless more wait turn after turn.
 pub const EVENTS_PER_TURN_MIN: usize = 8;
+/// Shared memory of local programs that is looked at in every turn: one cache line or two for each.
+pub const HOT_RINGS_MAX: usize = 64;
 /// Connections that had to wait until they may carry more, and get their turn in one turn of the
 /// poller.
 pub const PACED_PER_TURN_MAX: usize = 64;

@@ -23,7 +23,7 @@ use crate::gauges::Gauges;
 use crate::handoff::{Command, LetterOf, Report};
 use crate::idle::{Advice, Idle, Taken};
 use crate::kernel::Kernel;
-use crate::limits::{EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, REAP_PER_TURN_MAX};
+use crate::limits::{EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, HOT_RINGS_MAX, REAP_PER_TURN_MAX};
 use crate::links::Links;
 use crate::mail::{Mail, Neighbours};
 use crate::mailbox::{Receiver, Sender, Waker};
@@ -128,7 +128,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             shared: Shared { commands, waker, counters, gauges, observe },
             arrived: Arrived {
                 completions: Vec::with_capacity(REAP_PER_TURN_MAX),
-                events: Vec::with_capacity(EVENTS_PER_TURN_MAX),
+                events: Vec::with_capacity(EVENTS_PER_TURN_MAX + 2 * HOT_RINGS_MAX),
                 swept: Vec::new(),
             },
             nearness: Nearness::default(),
@@ -254,12 +254,13 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
         let moved = !events.is_empty();
         let (mut asks, mut came_from) = (self.nearness.asks(), None);
-        for event in events.drain(..) {
+        for mut event in events.drain(..) {
             let id = ConnectionId { slot: event.key.slot, generation: event.key.generation };
             let (connections, turn) = self.lend(now);
             // The connection may have ended, or its socket may be reset, before the event comes.
             let Some(relay) = connections.relay(id) else { continue };
             let Some(socket) = relay.socket(event.key.far) else { continue };
+            turn.streams.complete(&socket.stream, &mut event);
             socket.note(&event);
             if event.readable {
                 if asks {

@@ -18,6 +18,20 @@ pub struct Key {
     pub far: bool,
 }
 
+impl Key {
+    /// As a number of 33 bits.
+    pub(crate) fn pack(self) -> u64 {
+        u64::from(self.slot) | u64::from(self.generation) << 16 | u64::from(self.far) << 32
+    }
+
+    /// The key that is packed like this.
+    pub(crate) fn unpack(data: u64) -> Self {
+        let half =
+            |shift: u32| u16::try_from(data >> shift & 0xffff).expect("sixteen bits were left");
+        Self { slot: half(0), generation: half(16), far: data >> 32 & 1 == 1 }
+    }
+}
+
 /// What became possible on a socket since it was last impossible.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
@@ -34,6 +48,8 @@ pub struct Event {
     pub urgent: bool,
     /// The connection is broken; the error is waiting behind the bytes.
     pub failed: bool,
+    /// It is not the socket that says so, but the memory that a local program shares with us.
+    pub by_rings: bool,
 }
 
 /// What the next read of a socket would begin with.
@@ -67,6 +83,9 @@ pub trait Streams {
     /// Appends what became possible, without waiting. Returns whether the RNIC may have received
     /// something: false only if the sleep just before has found that it has not.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;
+
+    /// Completes an event of `stream`, where only the stream itself knows what it means.
+    fn complete(&mut self, _stream: &Self::Stream, _event: &mut Event) {}
 
     /// Sleeps until an event, a wake-up or `deadline`. May return early.
     fn sleep(&mut self, now: Instant, deadline: Option<Instant>);

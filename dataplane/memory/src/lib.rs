@@ -5,7 +5,8 @@
 //! by atomic copy between this memory and slices of ours, or by address through a system call.
 //! These are all the ways: [`Region::copy_in`], [`Region::copy_out`], [`Region::copy_from`],
 //! [`Region::zero`], single words by [`Region::word`], and `smcr_os::readv`/`writev` on the
-//! [`Foreign`](smcr_os::Foreign) values made here. What the kernel reads or writes in a system call
+//! [`Foreign`](smcr_os::Foreign) values made here, which [`foreign`] also copies to and from memory
+//! that a local program shares. What the kernel reads or writes in a system call
 //! is no access of Rust code, as little as that of a NIC. Nor is what another process does to a
 //! region that it [shares](Region::shared).
 //!
@@ -14,12 +15,14 @@
 //! garbage to the socket it chose, nothing worse.
 //!
 //! - `contested`: copies that stay defined when others write at the same time.
+//! - [`foreign`]: the same between such memory and that of another process.
 //! - [`region`]: a mapping, shared by whoever still needs it; the owner of all below.
 //! - [`rmb`]: a region carved into elements of one size, which come and go by value.
 //! - [`send_pool`]: chunks that sockets fill and NICs empty; what is lent comes back as a
 //!   [`Lease`].
 
 mod contested;
+pub mod foreign;
 pub mod region;
 pub mod rmb;
 pub mod send_pool;

@@ -11,6 +11,10 @@
 //! belongs to the gateway. That end has no name as long as the stream goes on, and gets one before
 //! it ends in order: a stream that ended without a name was reset.
 //!
+//! A library that can use shared memory says so, and a gateway that offers it then sends a memfd
+//! behind the Unix socket, which carries no bytes of the stream any more (`smcgate-rings`). Where
+//! one of the two is older, the bytes go by the socket.
+//!
 //! Nothing here does IO.
 
 #![no_std]

@@ -1,9 +1,10 @@
 //! The name of a Unix socket that stands for a TCP connection.
 //!
 //! ```text
-//!   0   1         8         9          12           20              44             68
-//!   | 0 | smcgate | version | reserved | connection | local address | peer address |
+//!   0   1         8         9       10         12           20              44             68
+//!   | 0 | smcgate | version | level | reserved | connection | local address | peer address |
 //! ```
+//! Level is 0 where the bytes go by the socket, and 2 where they go by shared memory.
 
 use core::net::SocketAddr;
 
@@ -20,6 +21,8 @@ pub struct Name {
     pub local: SocketAddr,
     /// What `getpeername` says of the TCP socket.
     pub peer: SocketAddr,
+    /// The bytes go by shared memory.
+    pub rings: bool,
 }
 
 impl Name {
@@ -31,6 +34,7 @@ impl Name {
         let mut bytes = [0; Self::LEN];
         bytes[..8].copy_from_slice(PREFIX);
         bytes[8] = VERSION;
+        bytes[9] = if self.rings { RINGS } else { 0 };
         bytes[12..20].copy_from_slice(&self.connection.to_be_bytes());
         bytes[20..44].copy_from_slice(&address::encode(self.local));
         bytes[44..].copy_from_slice(&address::encode(self.peer));
@@ -47,10 +51,13 @@ impl Name {
             connection: u64::from_be_bytes(*path[12..20].first_chunk()?),
             local: address::decode(path[20..44].first_chunk()?).ok()?,
             peer: address::decode(path[44..].first_chunk()?).ok()?,
+            rings: path[9] == RINGS,
         })
     }
 }
 
+/// The level where the bytes go by shared memory.
+const RINGS: u8 = 2;
 const PREFIX: &[u8; 8] = b"\0smcgate";
 /// `sun_path` has 108 bytes.
 const _: () = assert!(Name::LEN <= 108);
@@ -64,14 +71,17 @@ mod tests {
         let addresses = ["10.8.0.1:4711", "[fe80::1%3]:80", "[::ffff:10.8.0.2]:7010"];
         for (local, peer) in addresses.iter().zip(addresses.iter().rev()) {
             let (local, peer) = (local.parse().unwrap(), peer.parse().unwrap());
-            let name = Name { connection: 0x0102_0304_0506, local, peer };
-            assert_eq!(Name::decode(&name.encode()), Some(name));
+            for rings in [false, true] {
+                let name = Name { connection: 0x0102_0304_0506, local, peer, rings };
+                assert_eq!(Name::decode(&name.encode()), Some(name));
+            }
         }
     }
 
     #[test]
     fn other_names_are_not_ours() {
-        let name = Name { connection: 1, local: address::NOWHERE, peer: address::NOWHERE };
+        let nowhere = address::NOWHERE;
+        let name = Name { connection: 1, local: nowhere, peer: nowhere, rings: false };
         let mut bytes = name.encode();
         assert_eq!(Name::decode(&bytes[..67]), None);
         assert_eq!(Name::decode(b"/run/postgresql/.s.PGSQL.5432"), None);

@@ -1,8 +1,8 @@
 //! What the gateway answers.
 //!
 //! ```text
-//!   0       4         5      6          8         12
-//!   | magic | version | kind | reserved | seconds |
+//!   0       4         5      6       7          8         12
+//!   | magic | version | kind | flags | reserved | seconds |
 //! ```
 
 use crate::{MAGIC, Malformed, VERSION, kind};
@@ -18,7 +18,11 @@ pub enum Reply {
         seconds: u32,
     },
     /// Beside this message comes a Unix socket. It takes the place of the TCP socket.
-    Switch,
+    Switch {
+        /// Behind the socket comes a memfd: the bytes go by the rings in it, and the socket says
+        /// when there are any. After [`Attach`](crate::Request::Attach) the memfd comes alone.
+        rings: bool,
+    },
     /// It was done.
     Done,
 }
@@ -32,13 +36,14 @@ impl Reply {
         let mut bytes = [0; Self::LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
-        let (kind, seconds) = match *self {
-            Self::Marked => (MARKED, 0),
-            Self::Leave { seconds } => (LEAVE, seconds),
-            Self::Switch => (SWITCH, 0),
-            Self::Done => (DONE, 0),
+        let (kind, flags, seconds) = match *self {
+            Self::Marked => (MARKED, 0, 0),
+            Self::Leave { seconds } => (LEAVE, 0, seconds),
+            Self::Switch { rings } => (SWITCH, if rings { RINGS } else { 0 }, 0),
+            Self::Done => (DONE, 0, 0),
         };
         bytes[5] = kind;
+        bytes[6] = flags;
         bytes[8..].copy_from_slice(&seconds.to_be_bytes());
         bytes
     }
@@ -54,7 +59,7 @@ impl Reply {
         match kind(bytes)? {
             MARKED => Ok(Self::Marked),
             LEAVE => Ok(Self::Leave { seconds: u32::from_be_bytes(*seconds) }),
-            SWITCH => Ok(Self::Switch),
+            SWITCH => Ok(Self::Switch { rings: bytes[6] & RINGS != 0 }),
             DONE => Ok(Self::Done),
             other => Err(Malformed::Kind(other)),
         }
@@ -65,6 +70,8 @@ const MARKED: u8 = 1;
 const LEAVE: u8 = 2;
 const SWITCH: u8 = 3;
 const DONE: u8 = 4;
+/// Flag: with shared memory.
+const RINGS: u8 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -72,7 +79,13 @@ mod tests {
 
     #[test]
     fn replies_come_as_they_were_sent() {
-        let all = [Reply::Marked, Reply::Leave { seconds: 1 << 20 }, Reply::Switch, Reply::Done];
+        let all = [
+            Reply::Marked,
+            Reply::Leave { seconds: 1 << 20 },
+            Reply::Switch { rings: false },
+            Reply::Switch { rings: true },
+            Reply::Done,
+        ];
         for reply in all {
             assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
         }

@@ -9,7 +9,8 @@ use core::net::SocketAddr;
 
 use crate::{MAGIC, Malformed, VERSION, address, kind};
 
-/// A request of the library. All but [`Reset`](Self::Reset) bring a TCP socket.
+/// A request of the library. [`Attach`](Self::Attach) brings a Unix socket, [`Reset`](Self::Reset)
+/// none, and the others a TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Offer SMC-R in the SYN of this socket, which the application is about to connect to `peer`.
@@ -28,6 +29,8 @@ pub enum Request {
         /// gets its TCP socket back if that fails. Otherwise, and after a while, the gateway
         /// relays.
         waits: bool,
+        /// The bytes shall go by shared memory, if the gateway offers that.
+        rings: bool,
     },
     /// Answer SMC-R in the SYN-ACKs of this listening socket.
     ///
@@ -36,11 +39,23 @@ pub enum Request {
     /// This socket was accepted from a listening socket that is marked, and its SYN had the option.
     ///
     /// Answers: [`Switch`](crate::Reply::Switch) or [`Leave`](crate::Reply::Leave).
-    Accepted,
+    Accepted {
+        /// The bytes shall go by shared memory, if the gateway offers that.
+        rings: bool,
+    },
     /// The application wants this connection reset, and is about to close it.
     ///
     /// Answer: [`Done`](crate::Reply::Done).
     Reset {
+        /// The number of the connection, from its [`Name`](crate::Name).
+        connection: u64,
+    },
+    /// The application has this Unix socket, and has not mapped the shared memory by which its
+    /// bytes go: it has inherited the socket over `exec`, or got it from another program.
+    ///
+    /// Answers: [`Switch`](crate::Reply::Switch) with the memory alone, or
+    /// [`Leave`](crate::Reply::Leave).
+    Attach {
         /// The number of the connection, from its [`Name`](crate::Name).
         connection: u64,
     },
@@ -55,15 +70,19 @@ impl Request {
         let mut bytes = [0; Self::LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
-        let (kind, waits, peer, connection) = match *self {
-            Self::Mark { peer } => (MARK, false, peer, 0),
-            Self::Connected { waits } => (CONNECTED, waits, address::NOWHERE, 0),
-            Self::Listen => (LISTEN, false, address::NOWHERE, 0),
-            Self::Accepted => (ACCEPTED, false, address::NOWHERE, 0),
-            Self::Reset { connection } => (RESET, false, address::NOWHERE, connection),
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        let (kind, flags, peer, connection) = match *self {
+            Self::Mark { peer } => (MARK, 0, peer, 0),
+            Self::Connected { waits, rings } => {
+                (CONNECTED, flag(waits, WAITS) | flag(rings, RINGS), address::NOWHERE, 0)
+            }
+            Self::Listen => (LISTEN, 0, address::NOWHERE, 0),
+            Self::Accepted { rings } => (ACCEPTED, flag(rings, RINGS), address::NOWHERE, 0),
+            Self::Reset { connection } => (RESET, 0, address::NOWHERE, connection),
+            Self::Attach { connection } => (ATTACH, 0, address::NOWHERE, connection),
         };
         bytes[5] = kind;
-        bytes[6] = u8::from(waits);
+        bytes[6] = flags;
         bytes[8..32].copy_from_slice(&address::encode(peer));
         bytes[32..].copy_from_slice(&connection.to_be_bytes());
         bytes
@@ -78,12 +97,15 @@ impl Request {
         let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Malformed::Length)?;
         let peer = bytes[8..32].first_chunk().expect("the range is that long");
         let connection = bytes[32..].first_chunk().expect("the range is that long");
+        let connection = u64::from_be_bytes(*connection);
+        let (waits, rings) = (bytes[6] & WAITS != 0, bytes[6] & RINGS != 0);
         match kind(bytes)? {
             MARK => Ok(Self::Mark { peer: address::decode(peer)? }),
-            CONNECTED => Ok(Self::Connected { waits: bytes[6] & WAITS != 0 }),
+            CONNECTED => Ok(Self::Connected { waits, rings }),
             LISTEN => Ok(Self::Listen),
-            ACCEPTED => Ok(Self::Accepted),
-            RESET => Ok(Self::Reset { connection: u64::from_be_bytes(*connection) }),
+            ACCEPTED => Ok(Self::Accepted { rings }),
+            RESET => Ok(Self::Reset { connection }),
+            ATTACH => Ok(Self::Attach { connection }),
             other => Err(Malformed::Kind(other)),
         }
     }
@@ -94,25 +116,31 @@ const CONNECTED: u8 = 2;
 const LISTEN: u8 = 3;
 const ACCEPTED: u8 = 4;
 const RESET: u8 = 5;
+const ATTACH: u8 = 6;
 /// Flag: the application can wait.
 const WAITS: u8 = 1;
+/// Flag: the application can use shared memory. Older gateways ignore it.
+const RINGS: u8 = 2;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [Request; 7] = [
+    const ALL: [Request; 10] = [
         Request::Mark {
             peer: SocketAddr::new(core::net::IpAddr::V4(core::net::Ipv4Addr::LOCALHOST), 80),
         },
         Request::Mark {
             peer: SocketAddr::new(core::net::IpAddr::V6(core::net::Ipv6Addr::LOCALHOST), 7010),
         },
-        Request::Connected { waits: false },
-        Request::Connected { waits: true },
+        Request::Connected { waits: false, rings: true },
+        Request::Connected { waits: true, rings: false },
+        Request::Connected { waits: true, rings: true },
         Request::Listen,
-        Request::Accepted,
+        Request::Accepted { rings: false },
+        Request::Accepted { rings: true },
         Request::Reset { connection: u64::MAX - 1 },
+        Request::Attach { connection: 7 },
     ];
 
     #[test]

@@ -22,8 +22,9 @@ impl Piece {
 ///
 /// # Safety
 ///
-/// While the value lives, each piece is valid for reads and writes of its length, and no Rust
-/// reference to any of its bytes exists but to atomic words. Others may write the bytes meanwhile:
+/// While the value lives, each piece is valid for reads and writes of its length, and so are the
+/// aligned words in which it begins and ends. No Rust reference to any of these bytes exists but to
+/// atomic words. Others may write the bytes meanwhile:
 /// a system call is no access of Rust code, and races with none.
 pub unsafe trait Foreign {
     /// The runs, in order. An empty one may come anywhere.

@@ -11,7 +11,7 @@ use smcgate_door::Request;
 use crate::connect::is_tcp;
 use crate::debug::say;
 use crate::door::{Answer, ask};
-use crate::settings::settings;
+use crate::settings::{settings, wants_rings};
 use crate::settle::{Settled, conclude};
 use crate::switch::Kept;
 use crate::syn::{self, EYE_CATCHER};
@@ -51,7 +51,11 @@ fn tell(fd: RawFd, socket: BorrowedFd<'_>) {
     let pause = match ask(Request::Listen, Some(socket)) {
         Answer::Marked => AGAIN_S,
         Answer::Leave { seconds } => seconds.max(1),
-        Answer::Absent | Answer::Silent | Answer::Switch(_) | Answer::Done => {
+        Answer::Absent
+        | Answer::Silent
+        | Answer::Switch { .. }
+        | Answer::Memory(_)
+        | Answer::Done => {
             say(fd, format_args!("it listens, and there is no gateway"));
             MISSED_S
         }
@@ -87,9 +91,9 @@ pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
         return Welcome::Keep;
     }
     let kept = Kept::of(socket);
-    let answer = ask(Request::Accepted, Some(socket));
+    let answer = ask(Request::Accepted { rings: wants_rings() }, Some(socket));
     match answer {
-        Answer::Switch(_) => match conclude(fd, &kept, answer) {
+        Answer::Switch { .. } => match conclude(fd, &kept, answer) {
             Settled::GoOn | Settled::WouldBlock => Welcome::Keep,
             Settled::Reset => {
                 TABLE.forget(fd);
@@ -97,7 +101,7 @@ pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
             }
         },
         // The gateway has it, and will do nothing with it.
-        Answer::Silent | Answer::Marked | Answer::Done => refuse(fd, socket),
+        Answer::Silent | Answer::Marked | Answer::Memory(_) | Answer::Done => refuse(fd, socket),
         Answer::Leave { .. } | Answer::Absent => {
             kept.restore(socket);
             TABLE.set_due(listener, 0);

@@ -1,21 +1,30 @@
 //! Descriptors that a process has not made itself: from before `exec`, or from another process.
 
-use std::os::fd::RawFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 
+use rustix::fs::{Mode, OFlags, RawDir, open};
 use rustix::net::sockopt::socket_acceptconn;
 
 use crate::accept::is_chosen;
 use crate::connect::is_tcp;
 use crate::epoll::REGISTRATIONS;
-use crate::table::{Kind, TABLE};
-use crate::{name, sys};
+use crate::sys::{self, Own};
+use crate::table::{Flag, Kind, TABLE};
+use crate::{name, ringed};
 
 /// Finds out what a descriptor is.
 pub(crate) fn adopt(fd: RawFd) {
     let Some(socket) = sys::borrow(fd) else { return };
     REGISTRATIONS.clear(fd);
-    if name::of(socket).is_some() {
+    if let Some(name) = name::of(socket) {
         TABLE.set(fd, Kind::Switched);
+        if name.rings {
+            // The gateway is asked for them when they are needed.
+            TABLE.raise(fd, Flag::Ringed);
+            TABLE.set_buffers(fd, 0);
+            ringed::note_low_water(fd);
+        }
     } else if socket_acceptconn(socket) == Ok(true) && is_tcp(socket) && is_chosen(socket) {
         TABLE.set(fd, Kind::Listening);
         TABLE.set_due(fd, 0);
@@ -26,11 +35,28 @@ pub(crate) fn adopt(fd: RawFd) {
 
 /// Those that were there before this program.
 pub(crate) fn adopt_inherited() {
-    (0..INHERITED_MAX).for_each(adopt);
+    if each_open(adopt).is_err() {
+        // Without that file system: most have the lowest numbers.
+        (0..LOWEST).for_each(adopt);
+    }
 }
 
-/// Programs inherit few descriptors, with the lowest numbers.
-const INHERITED_MAX: RawFd = 256;
+/// Calls `act` for all descriptors that are open. Uses no heap.
+fn each_open(act: impl Fn(RawFd)) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = Own::new(open("/proc/self/fd", flags, Mode::empty())?);
+    let mut room = [MaybeUninit::uninit(); 2048];
+    let mut entries = RawDir::new(folder.as_fd(), &mut room);
+    while let Some(entry) = entries.next() {
+        let number = entry?.file_name().to_str().ok().and_then(|name| name.parse().ok());
+        if let Some(fd) = number.filter(|fd| *fd != folder.as_fd().as_raw_fd()) {
+            act(fd);
+        }
+    }
+    Ok(())
+}
+
+const LOWEST: RawFd = 256;
 
 /// The descriptors in the control messages of `recvmsg`.
 pub(crate) fn rights(mut control: &[u8]) -> impl Iterator<Item = RawFd> {
@@ -107,7 +133,7 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let address = "127.0.0.1:1".parse().unwrap();
         let connection = u64::from(std::process::id()) << 32 | 99;
-        let name = Name { connection, local: address, peer: address }.encode();
+        let name = Name { connection, local: address, peer: address, rings: false }.encode();
         bind(&ours, &SocketAddrUnix::new_abstract_name(&name[1..]).unwrap()).unwrap();
         adopt(ours.as_raw_fd());
         assert_eq!(TABLE.of(ours.as_raw_fd()).kind(), Kind::Switched);

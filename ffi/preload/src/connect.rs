@@ -11,7 +11,7 @@ use smcgate_door::Request;
 use crate::debug::say;
 use crate::door::{Answer, ask};
 use crate::recent::RECENT;
-use crate::settings::settings;
+use crate::settings::{settings, wants_rings};
 use crate::settle::{Settled, conclude, settle};
 use crate::switch::Kept;
 use crate::table::{Flag, Kind, TABLE};
@@ -63,9 +63,11 @@ fn is_marked(fd: RawFd, socket: BorrowedFd<'_>, peer: SocketAddr) -> bool {
             TABLE.take(fd, Flag::Marked);
             false
         }
-        Answer::Absent | Answer::Silent | Answer::Switch(_) | Answer::Done => {
-            entry.has(Flag::Marked)
-        }
+        Answer::Absent
+        | Answer::Silent
+        | Answer::Switch { .. }
+        | Answer::Memory(_)
+        | Answer::Done => entry.has(Flag::Marked),
     }
 }
 
@@ -81,7 +83,8 @@ fn sends_later(socket: BorrowedFd<'_>) -> bool {
 fn connected(fd: RawFd, socket: BorrowedFd<'_>) -> c_int {
     let kept = Kept::of(socket);
     let waits = !kept.is_nonblocking();
-    match conclude(fd, &kept, ask(Request::Connected { waits }, Some(socket))) {
+    match conclude(fd, &kept, ask(Request::Connected { waits, rings: wants_rings() }, Some(socket)))
+    {
         Settled::GoOn | Settled::WouldBlock => 0,
         Settled::Reset => sys::fail(libc::ECONNRESET),
     }

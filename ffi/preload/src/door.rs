@@ -25,8 +25,10 @@ pub(crate) enum Answer {
     Marked,
     /// The connection stays TCP, and so do others for so many seconds.
     Leave { seconds: u32 },
-    /// This socket takes the place of the TCP socket.
-    Switch(Own),
+    /// This socket takes the place of the TCP socket. If there is memory, its bytes go by that.
+    Switch { unix: Own, memory: Option<Own> },
+    /// The memory by which the bytes of a connection go.
+    Memory(Own),
     /// It was done.
     Done,
     /// There is no gateway. It has not heard the question.
@@ -58,7 +60,8 @@ pub(crate) fn ask(request: Request, socket: Option<BorrowedFd<'_>>) -> Answer {
                     Answer::Silent
                     | Answer::Marked
                     | Answer::Leave { .. }
-                    | Answer::Switch(_)
+                    | Answer::Switch { .. }
+                    | Answer::Memory(_)
                     | Answer::Done => {}
                 }
                 return answer;
@@ -93,12 +96,18 @@ fn ask_at(
         Err(Errno::NOENT | Errno::CONNREFUSED | Errno::ACCESS) => return Ok(Answer::Absent),
         reached => reached?,
     };
+    let is_attach = matches!(request, Request::Attach { .. });
     Ok(match converse(&connection, request, socket, deadline) {
         Ok((Reply::Marked, _)) => Answer::Marked,
         Ok((Reply::Leave { seconds }, _)) => Answer::Leave { seconds },
-        Ok((Reply::Switch, Some(unix))) => Answer::Switch(unix),
         Ok((Reply::Done, _)) => Answer::Done,
-        Ok((Reply::Switch, None)) | Err(_) => Answer::Silent,
+        Ok((Reply::Switch { rings }, brought)) => match (rings, is_attach, brought) {
+            (false, false, [Some(unix), None]) => Answer::Switch { unix, memory: None },
+            (true, false, [Some(unix), memory @ Some(_)]) => Answer::Switch { unix, memory },
+            (true, true, [Some(memory), None]) => Answer::Memory(memory),
+            (_, _, _) => Answer::Silent,
+        },
+        Err(_) => Answer::Silent,
     })
 }
 
@@ -106,9 +115,13 @@ fn ask_at(
 /// peer; everything else is a matter of the two processes.
 fn patience(request: Request) -> Duration {
     match request {
-        Request::Connected { waits: true } => Duration::from_secs(20),
-        Request::Connected { waits: false } | Request::Accepted => Duration::from_secs(5),
-        Request::Mark { .. } | Request::Listen | Request::Reset { .. } => Duration::from_secs(1),
+        Request::Connected { waits: true, .. } => Duration::from_secs(20),
+        Request::Connected { waits: false, .. } | Request::Accepted { .. } => {
+            Duration::from_secs(5)
+        }
+        Request::Mark { .. } | Request::Listen | Request::Reset { .. } | Request::Attach { .. } => {
+            Duration::from_secs(1)
+        }
     }
 }
 
@@ -140,7 +153,7 @@ fn converse(
     request: Request,
     socket: Option<BorrowedFd<'_>>,
     deadline: Duration,
-) -> Result<(Reply, Option<Own>), Errno> {
+) -> Result<(Reply, [Option<Own>; 2]), Errno> {
     let bytes = request.encode();
     let sockets = socket.as_slice();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -154,16 +167,16 @@ fn converse(
     })?;
 
     let mut bytes = [0; Reply::LEN];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let received = again_until(deadline, || {
         let mut parts = [IoSliceMut::new(&mut bytes)];
         recvmsg(connection, &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC)
     })?;
-    let mut brought = None;
+    let mut brought = [None, None];
     for message in beside.drain() {
         if let RecvAncillaryMessage::ScmRights(mut sockets) = message {
-            brought = sockets.next().map(Own::new);
+            brought = [sockets.next().map(Own::new), sockets.next().map(Own::new)];
         }
     }
     let reply = bytes.get(..received.bytes).map(Reply::decode);
@@ -219,11 +232,12 @@ mod tests {
     #[test]
     fn a_question_brings_a_socket_and_so_may_the_answer() {
         let (listener, address) = door("socket");
-        let request = Request::Connected { waits: true };
+        let request = Request::Connected { waits: true, rings: false };
         let file = std::fs::File::open("/dev/null").unwrap();
-        let gateway = thread::spawn(move || answer(&listener, &Reply::Switch.encode(), true));
+        let switch = Reply::Switch { rings: false }.encode();
+        let gateway = thread::spawn(move || answer(&listener, &switch, true));
         let answered = ask_at(&address, request, Some(file.as_fd())).unwrap();
-        let Answer::Switch(unix) = answered else { panic!("{answered:?}") };
+        let Answer::Switch { unix, memory: None } = answered else { panic!("{answered:?}") };
         assert_eq!(rustix::net::sockopt::socket_domain(&unix).unwrap(), AddressFamily::UNIX);
         assert!(rustix::io::fcntl_getfd(&unix).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert_eq!(gateway.join().unwrap(), (request.encode().to_vec(), 1));
@@ -233,8 +247,9 @@ mod tests {
     #[test]
     fn nonsense_and_silence_are_told_from_absence() {
         let (listener, address) = door("nonsense");
+        let switch = Reply::Switch { rings: false }.encode();
         for (bytes, brings) in
-            [(&Reply::Switch.encode()[..], false), (b"SMCg", false), (&[0; 64], true), (b"", true)]
+            [(&switch[..], false), (b"SMCg", false), (&[0; 64], true), (b"", true)]
         {
             let answered = thread::scope(|scope| {
                 scope.spawn(|| answer(&listener, bytes, brings));

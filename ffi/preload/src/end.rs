@@ -55,7 +55,8 @@ pub(crate) fn told(socket: BorrowedFd<'_>, fd: i32) {
     rustix::net::sockopt::socket_error(socket).ok();
 }
 
-fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+/// Whether the far end is gone.
+pub(crate) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)

@@ -32,14 +32,17 @@ mod adopt;
 #[cfg(not(test))]
 mod calls;
 mod connect;
+mod copying;
 mod debug;
 mod door;
 mod end;
 mod epoll;
+mod mappings;
 mod name;
 mod options;
 mod real;
 mod recent;
+mod ringed;
 mod settings;
 mod settle;
 mod stream;

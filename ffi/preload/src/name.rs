@@ -48,6 +48,7 @@ mod tests {
             connection: u64::from(std::process::id()) << 32 | 77,
             local: "10.8.0.1:4711".parse().unwrap(),
             peer: "10.8.0.2:80".parse().unwrap(),
+            rings: false,
         };
         let address = SocketAddrUnix::new_abstract_name(&name.encode()[1..]).unwrap();
         bind(&ours, &address).unwrap();

@@ -123,7 +123,7 @@ pub(crate) fn write(
 }
 
 /// As many bytes of a number as there is room for, as the kernel does it.
-fn put(value: &mut [u8], number: c_int) -> usize {
+pub(crate) fn put(value: &mut [u8], number: c_int) -> usize {
     let bytes = number.to_ne_bytes();
     let length = value.len().min(bytes.len());
     value[..length].copy_from_slice(&bytes[..length]);
@@ -158,6 +158,7 @@ mod tests {
         connection: 1,
         local: std::net::SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1),
         peer: std::net::SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 2),
+        rings: false,
     };
     const TCP: c_int = libc::IPPROTO_TCP;
 

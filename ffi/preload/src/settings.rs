@@ -1,9 +1,11 @@
 //! What the environment says, read once when the library is loaded.
 
+use smcgate_rings::Application;
 use std::ffi::OsString;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use rustix::net::SocketAddrUnix;
 use smcgate_door::Choice;
@@ -14,6 +16,10 @@ pub(crate) struct Settings {
     pub(crate) door: SocketAddrUnix,
     pub(crate) choice: Choice,
     pub(crate) debug: bool,
+    /// Bytes go by shared memory, if the gateway offers that.
+    pub(crate) rings: bool,
+    /// So long a thread watches the rings before it sleeps.
+    pub(crate) spin: Duration,
 }
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -22,6 +28,11 @@ static SETTINGS: OnceLock<Settings> = OnceLock::new();
 /// nothing is done about any socket.
 pub(crate) fn settings() -> Option<&'static Settings> {
     SETTINGS.get()
+}
+
+/// Whether bytes shall go by shared memory.
+pub(crate) fn wants_rings() -> bool {
+    settings().is_some_and(|settings| settings.rings) && Application::fits()
 }
 
 /// Reads the environment.
@@ -45,8 +56,17 @@ fn parse(variable: impl Fn(&str) -> Option<OsString>) -> Result<Settings, String
         not_ports: list(&variable, NOT_PORTS)?,
         not_networks: list(&variable, NOT_NETWORKS)?,
     };
-    let debug = variable(DEBUG).is_some_and(|value| !value.is_empty() && value != "0");
-    Ok(Settings { door, choice, debug })
+    let flag = |name| variable(name).is_some_and(|value| !value.is_empty() && value != "0");
+    let spin = variable(SPIN_US).filter(|value| !value.is_empty());
+    let spin = spin.map_or(Ok(0), |value| value.to_string_lossy().parse());
+    let spin = spin.map_err(|why| format!("{SPIN_US}: {why}"))?;
+    Ok(Settings {
+        door,
+        choice,
+        debug: flag(DEBUG),
+        rings: flag(RINGS),
+        spin: Duration::from_micros(spin),
+    })
 }
 
 fn list<T: FromStr<Err: fmt::Display> + Default>(
@@ -63,6 +83,8 @@ const PORTS: &str = "SMCGATE_PORTS";
 const NETWORKS: &str = "SMCGATE_NETWORKS";
 const NOT_PORTS: &str = "SMCGATE_NOT_PORTS";
 const NOT_NETWORKS: &str = "SMCGATE_NOT_NETWORKS";
+const RINGS: &str = "SMCGATE_RINGS";
+const SPIN_US: &str = "SMCGATE_SPIN_US";
 const DEBUG: &str = "SMCGATE_DEBUG";
 
 #[cfg(test)]
@@ -78,8 +100,10 @@ mod tests {
 
     #[test]
     fn an_empty_environment_means_the_defaults() {
-        for variables in [&[][..], &[(SOCKET, ""), (PORTS, ""), (DEBUG, "0")]] {
+        let none = [(SOCKET, ""), (PORTS, ""), (DEBUG, "0"), (RINGS, "0"), (SPIN_US, "")];
+        for variables in [&[][..], &none] {
             let settings = parse_these(variables).unwrap();
+            assert!(!settings.rings && settings.spin.is_zero());
             assert_eq!(settings.door.path_bytes(), Some(DEFAULT_SOCKET.as_bytes()));
             assert!(settings.choice.takes("127.0.0.1:1".parse().unwrap()) && !settings.debug);
         }
@@ -89,7 +113,8 @@ mod tests {
     fn what_is_said_counts() {
         let all =
             [(SOCKET, "/tmp/x"), (PORTS, "7010"), (NOT_NETWORKS, "127.0.0.0/8"), (DEBUG, "1")];
-        let settings = parse_these(&all).unwrap();
+        let settings = parse_these(&[&all[..], &[(RINGS, "1"), (SPIN_US, "20")]].concat()).unwrap();
+        assert!(settings.rings && settings.spin == Duration::from_micros(20));
         assert_eq!(settings.door.path_bytes(), Some(&b"/tmp/x"[..]));
         assert!(settings.choice.takes("10.8.0.2:7010".parse().unwrap()) && settings.debug);
         assert!(!settings.choice.takes("10.8.0.2:7011".parse().unwrap()));
@@ -99,9 +124,13 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let long = "x".repeat(200);
-        for (name, value) in
-            [(SOCKET, &*long), (PORTS, "http"), (NETWORKS, "10/8"), (NOT_PORTS, "0")]
-        {
+        for (name, value) in [
+            (SOCKET, &*long),
+            (PORTS, "http"),
+            (NETWORKS, "10/8"),
+            (NOT_PORTS, "0"),
+            (SPIN_US, "-1"),
+        ] {
             let why = parse_these(&[(name, value)]).err().expect("it is wrong");
             assert!(why.starts_with(name), "{why}");
         }

@@ -12,6 +12,7 @@ use smcgate_door::Request;
 use crate::debug::say;
 use crate::door::{Answer, ask};
 use crate::recent::RECENT;
+use crate::settings::wants_rings;
 use crate::switch::{Kept, switch};
 use crate::sys;
 use crate::table::{Flag, Kind, TABLE};
@@ -82,7 +83,7 @@ fn state(socket: BorrowedFd<'_>, waits: bool) -> PollFlags {
 /// Asks about a connection that is there.
 fn run(fd: RawFd, socket: BorrowedFd<'_>) {
     let kept = Kept::of(socket);
-    let answer = ask(Request::Connected { waits: false }, Some(socket));
+    let answer = ask(Request::Connected { waits: false, rings: wants_rings() }, Some(socket));
     if conclude(fd, &kept, answer) == Settled::Reset {
         TABLE.raise(fd, Flag::ResetUntold);
     } else if TABLE.of(fd).kind() == Kind::Switched {
@@ -98,7 +99,7 @@ pub(crate) fn conclude(fd: RawFd, kept: &Kept, answer: Answer) -> Settled {
         return Settled::GoOn;
     };
     match answer {
-        Answer::Switch(unix) => match switch(fd, kept, unix) {
+        Answer::Switch { unix, memory } => match switch(fd, kept, unix, memory) {
             Ok(()) => {
                 say(fd, format_args!("the connection goes through the gateway"));
                 return Settled::GoOn;
@@ -115,7 +116,7 @@ pub(crate) fn conclude(fd: RawFd, kept: &Kept, answer: Answer) -> Settled {
             say(fd, format_args!("the connection stays TCP"));
             return Settled::GoOn;
         }
-        Answer::Absent | Answer::Silent | Answer::Marked | Answer::Done => {
+        Answer::Absent | Answer::Silent | Answer::Marked | Answer::Memory(_) | Answer::Done => {
             say(fd, format_args!("the gateway is gone: reset"));
         }
     }
@@ -183,7 +184,9 @@ mod tests {
         let (unix, _) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        assert_eq!(conclude(fd, &kept, Answer::Switch(sys::Own::new(unix))), Settled::GoOn);
+        let unix = sys::Own::new(unix);
+        let answer = Answer::Switch { unix, memory: None };
+        assert_eq!(conclude(fd, &kept, answer), Settled::GoOn);
         assert_eq!(TABLE.of(fd).kind(), Kind::Switched);
         TABLE.forget(fd);
     }
@@ -201,8 +204,9 @@ mod tests {
             let (unix, _) =
                 socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                     .unwrap();
-            let answer =
-                if is_reset { Answer::Silent } else { Answer::Switch(sys::Own::new(unix)) };
+            let unix = sys::Own::new(unix);
+            let switch = Answer::Switch { unix, memory: None };
+            let answer = if is_reset { Answer::Silent } else { switch };
             assert_eq!(conclude(fd, &kept, answer), Settled::GoOn);
             let is_socket = rustix::net::sockopt::socket_type(&near).is_ok();
             assert!(!is_socket && TABLE.of(fd).kind() == Kind::Other, "{is_reset}");

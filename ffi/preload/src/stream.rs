@@ -9,7 +9,8 @@ use smcgate_door::Request;
 
 use crate::accept::before_read;
 use crate::door::ask;
-use crate::end::{is_reset, told};
+use crate::end::{is_hung_up, is_reset, told};
+use crate::ringed::{is_ringed, rings_of};
 use crate::settle::{Settled, before_io};
 use crate::table::{Flag, Kind, TABLE};
 use crate::{name, sys};
@@ -44,6 +45,8 @@ pub(crate) fn read(
             plain()
         }
         (_, libc::EAGAIN) if is_shut => 0,
+        // The rings of a connection are gone, and the program has heard of that.
+        (_, libc::EPIPE) => 0,
         (_, libc::ECONNRESET) => {
             told(socket, fd);
             failed(libc::ECONNRESET)
@@ -122,7 +125,7 @@ pub(crate) fn moving(
 /// Whether this is a switched connection of a process that has given up system calls. Then `read`
 /// and `write` must not become others.
 pub(crate) fn is_sandboxed(fd: RawFd) -> bool {
-    sys::is_sandboxed() && TABLE.of(fd).kind() == Kind::Switched
+    sys::is_sandboxed() && TABLE.of(fd).kind() == Kind::Switched && !is_ringed(fd)
 }
 
 /// Why nothing can be read or written now, if so.
@@ -180,8 +183,36 @@ pub(crate) fn shutdown(fd: RawFd, how: c_int, real: impl FnOnce() -> c_int) -> c
     if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
         TABLE.raise(fd, Flag::WritingShut);
     }
+    if is_ringed(fd) {
+        return shutdown_ringed(fd, how, real);
+    }
     // TCP tells its peer nothing of the end of reading, and still accepts what comes.
     if how == libc::SHUT_RD { 0 } else { real() }
+}
+
+/// The kernel wakes who reads, and says that there is nothing to wait for. The gateway hears of the
+/// end of writing by the rings: its wake-ups need the socket.
+fn shutdown_ringed(fd: RawFd, how: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    let ends_reading = how == libc::SHUT_RD || how == libc::SHUT_RDWR;
+    let ends_writing = how == libc::SHUT_WR || how == libc::SHUT_RDWR;
+    if !ends_reading && !ends_writing {
+        return real();
+    }
+    let (used, socket) = match rings_of(fd) {
+        Ok(found) => found,
+        // There is nothing left to end.
+        Err(_) => return real(),
+    };
+    if ends_writing {
+        used.rings.finish(socket);
+    }
+    drop(used);
+    // What is over is shut down.
+    let is_over = is_hung_up(socket);
+    if ends_reading && !is_over {
+        rustix::net::shutdown(socket, rustix::net::Shutdown::Read).ok();
+    }
+    0
 }
 
 /// Whether any connection was ever shut down for reading, which is rare.
@@ -251,7 +282,7 @@ mod tests {
                 .unwrap();
         let address = "127.0.0.1:1".parse().unwrap();
         let connection = u64::from(std::process::id()) << 32 | connection;
-        let name = Name { connection, local: address, peer: address };
+        let name = Name { connection, local: address, peer: address, rings: false };
         bind(&ours, &SocketAddrUnix::new_abstract_name(&name.encode()[1..]).unwrap()).unwrap();
         TABLE.set(ours.as_raw_fd(), Kind::Switched);
         (ours, theirs)

@@ -6,11 +6,12 @@ use libc::c_int;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{FdFlags, fcntl_getfd};
 use rustix::net::sockopt::socket_cookie;
+use smcgate_rings::Application;
 
 use crate::epoll::REGISTRATIONS;
-use crate::options;
 use crate::sys::{self, Own};
 use crate::table::{DESCRIPTORS_MAX, Flag, Kind, TABLE};
+use crate::{name, options, ringed};
 
 /// What a program has set on a TCP socket, and finds on what takes its place.
 ///
@@ -68,7 +69,7 @@ impl Kept {
     }
 
     /// Gives `socket` what the other one had. It works without, so errors are passed over.
-    fn give_to(&self, socket: BorrowedFd<'_>) {
+    fn give_to(&self, socket: BorrowedFd<'_>, has_buffers: bool) {
         let set = |name, value: &[u8]| {
             sys::set_socket_option(socket, libc::SOL_SOCKET, name, value).ok();
         };
@@ -80,6 +81,10 @@ impl Kept {
             if let Some(value) = value.filter(|value| value.iter().any(|byte| *byte != 0)) {
                 set(name, value);
             }
+        }
+        // The gateway has sized those of a socket whose bytes go by rings.
+        if !has_buffers {
+            return;
         }
         for (name, size) in [libc::SO_SNDBUF, libc::SO_RCVBUF].into_iter().zip(self.buffers) {
             if let Some(size) = size {
@@ -94,17 +99,28 @@ impl Kept {
 /// # Errors
 ///
 /// The kernel has refused, and the TCP socket is still there.
-pub(crate) fn switch(fd: RawFd, kept: &Kept, unix: Own) -> rustix::io::Result<()> {
+pub(crate) fn switch(
+    fd: RawFd,
+    kept: &Kept,
+    unix: Own,
+    memory: Option<Own>,
+) -> rustix::io::Result<()> {
     let Some(socket) = sys::borrow(fd) else { return Err(rustix::io::Errno::BADF) };
-    kept.give_to(unix.as_fd());
+    let has_rings = memory.is_some();
+    // If this process has no room for it now, it is asked for again when it is needed.
+    let rings = memory.map(|memory| Application::map(memory.as_fd()));
+    kept.give_to(unix.as_fd(), !has_rings);
     REGISTRATIONS.lift(fd, socket);
     TABLE.set_options(fd, kept.tcp);
     sys::put_at(unix.as_fd(), fd, kept.is_closed_on_exec)?;
     let is_shared = TABLE.of(fd).has(Flag::Shared);
     TABLE.set(fd, Kind::Switched);
+    if let Some(rings) = rings {
+        set_ringed(fd, kept, unix.as_fd(), rings.ok());
+    }
     REGISTRATIONS.put_back(fd, socket);
     if is_shared {
-        twins(kept).for_each(|twin| switch_twin(twin, kept, unix.as_fd()));
+        twins(kept).for_each(|twin| switch_twin(twin, fd, kept, unix.as_fd()));
     }
     Ok(())
 }
@@ -116,13 +132,22 @@ fn twins(kept: &Kept) -> impl Iterator<Item = RawFd> {
     })
 }
 
-fn switch_twin(fd: RawFd, kept: &Kept, unix: BorrowedFd<'_>) {
+/// Notes that the bytes of this connection go by these rings.
+fn set_ringed(fd: RawFd, kept: &Kept, unix: BorrowedFd<'_>, rings: Option<Application>) {
+    let connection = name::of(unix).map_or(0, |name| name.connection);
+    TABLE.set_ringed(fd, rings, connection);
+    let size = |size: Option<c_int>| u64::from(size.map_or(0, c_int::cast_unsigned));
+    TABLE.set_buffers(fd, size(kept.buffers[0]) << 32 | size(kept.buffers[1]));
+    ringed::note_low_water(fd);
+}
+
+fn switch_twin(fd: RawFd, first: RawFd, kept: &Kept, unix: BorrowedFd<'_>) {
     let Some(socket) = sys::borrow(fd) else { return };
     let is_closed_on_exec = fcntl_getfd(socket).is_ok_and(|f| f.contains(FdFlags::CLOEXEC));
     REGISTRATIONS.lift(fd, socket);
     TABLE.set_options(fd, kept.tcp);
     if sys::put_at(unix, fd, is_closed_on_exec).is_ok() {
-        TABLE.set(fd, Kind::Switched);
+        TABLE.copy(first, fd);
         REGISTRATIONS.put_back(fd, socket);
     }
 }
@@ -168,7 +193,7 @@ mod tests {
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
         let fd = tcp.as_raw_fd();
-        switch(fd, &kept, Own::new(unix)).unwrap();
+        switch(fd, &kept, Own::new(unix), None).unwrap();
         assert_eq!(TABLE.of(fd).kind(), Kind::Switched);
         assert_eq!(sockopt::socket_domain(&tcp).unwrap(), AddressFamily::UNIX);
         assert!(fcntl_getfl(&tcp).unwrap().contains(OFlags::NONBLOCK));
@@ -195,7 +220,7 @@ mod tests {
         let (unix, _far) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        switch(tcp.as_raw_fd(), &kept, Own::new(unix)).unwrap();
+        switch(tcp.as_raw_fd(), &kept, Own::new(unix), None).unwrap();
         let domain = |socket: &TcpStream| sockopt::socket_domain(socket).unwrap();
         assert_eq!([&tcp, &copy].map(domain), [AddressFamily::UNIX; 2]);
         assert_eq!(domain(&other), AddressFamily::INET);

@@ -4,6 +4,9 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
 
+use smcgate_rings::Application;
+
+use crate::mappings::{Mappings, Used};
 use crate::sys;
 
 /// Numbers below this have an entry. Sockets with greater numbers stay TCP.
@@ -47,6 +50,10 @@ pub(crate) enum Flag {
     ResetUntold = 0x100,
     /// The program may ask by another `connect` whether it is connected, and hears once that it is.
     ConnectUntold = 0x200,
+    /// The bytes go by shared memory. If it is not mapped, the gateway must be asked for it.
+    Ringed = 0x400,
+    /// The program has set SO_RCVLOWAT.
+    LowWater = 0x800,
 }
 
 /// What we believe of one descriptor.
@@ -91,6 +98,11 @@ pub(crate) struct Table<const N: usize> {
     options: [AtomicU64; N],
     /// From when on the gateway is told again that a socket listens, in seconds.
     tell_again: [AtomicU32; N],
+    /// The sizes of buffers that the program has set on a connection with rings, and not zero; that
+    /// for sending is in the upper half.
+    buffers: [AtomicU64; N],
+    /// The rings of connections that have some.
+    mappings: Mappings<N>,
     /// The process whose descriptors these are.
     owner: AtomicI32,
 }
@@ -104,6 +116,8 @@ impl<const N: usize> Table<N> {
             entries: [const { AtomicU16::new(0) }; N],
             options: [const { AtomicU64::new(0) }; N],
             tell_again: [const { AtomicU32::new(0) }; N],
+            buffers: [const { AtomicU64::new(0) }; N],
+            mappings: Mappings::new(),
             owner: AtomicI32::new(0),
         }
     }
@@ -126,6 +140,35 @@ impl<const N: usize> Table<N> {
     pub(crate) fn set(&self, fd: i32, kind: Kind) {
         if let Some(slot) = self.slot(fd) {
             slot.store(kind as u16, Ordering::Release);
+            self.forget_rings(fd);
+        }
+    }
+
+    /// A connection whose bytes go by rings has this number now. If they are none, or find no room,
+    /// the gateway is asked for them.
+    pub(crate) fn set_ringed(&self, fd: i32, rings: Option<Application>, connection: u64) {
+        let Some(slot) = self.slot(fd) else { return };
+        self.set_buffers(fd, 0);
+        if let Some(rings) = rings {
+            self.mappings.insert(fd, rings, connection);
+        }
+        slot.store(Kind::Switched as u16 | Flag::Ringed as u16, Ordering::Release);
+    }
+
+    /// The rings of this number have come later than itself.
+    pub(crate) fn attach(&self, fd: i32, rings: Application, connection: u64) -> bool {
+        self.mappings.insert(fd, rings, connection)
+    }
+
+    /// The rings of this number.
+    #[inline]
+    pub(crate) fn rings(&self, fd: i32) -> Option<Used<'_>> {
+        self.mappings.of(fd)
+    }
+
+    fn forget_rings(&self, fd: i32) {
+        if self.mappings.has(fd) && self.is_owner() {
+            self.mappings.forget(fd);
         }
     }
 
@@ -168,6 +211,7 @@ impl<const N: usize> Table<N> {
             && self.is_owner()
         {
             slot.store(0, Relaxed);
+            self.mappings.forget(fd);
         }
     }
 
@@ -182,6 +226,8 @@ impl<const N: usize> Table<N> {
         {
             slot.store(entry.0, Relaxed);
             self.set_options(to, self.options(from));
+            self.set_buffers(to, self.buffers(from));
+            self.mappings.copy(from, to);
         }
     }
 
@@ -194,6 +240,18 @@ impl<const N: usize> Table<N> {
     pub(crate) fn set_options(&self, fd: i32, options: u64) {
         if let Some(slot) = usize::try_from(fd).ok().and_then(|fd| self.options.get(fd)) {
             slot.store(options, Relaxed);
+        }
+    }
+
+    /// What `set_buffers` has said of this number.
+    pub(crate) fn buffers(&self, fd: i32) -> u64 {
+        let slot = usize::try_from(fd).ok().and_then(|fd| self.buffers.get(fd));
+        slot.map_or(0, |slot| slot.load(Relaxed))
+    }
+
+    pub(crate) fn set_buffers(&self, fd: i32, buffers: u64) {
+        if let Some(slot) = usize::try_from(fd).ok().and_then(|fd| self.buffers.get(fd)) {
+            slot.store(buffers, Relaxed);
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::janitor::Janitor;
 use super::namespaces::{ADDRESS_B, Host, Namespaces};
 use super::paths::{
-    ADMIN, PRELOADED_PORT, Path, Pin, Rnic, SERVER_PORT, haproxy_configuration,
+    ADMIN, PRELOADED_PORT, Path, Pin, RINGED_PORT, Rnic, SERVER_PORT, haproxy_configuration,
     nginx_configuration, nginx_stream_configuration, smcgate_configuration,
 };
 use super::process::Process;
@@ -44,6 +44,8 @@ pub(crate) struct Options {
     pub(crate) pin: Pin,
     /// Their `[local] congestion_control`.
     pub(crate) local: String,
+    /// How long programs watch their rings before they sleep, in microseconds.
+    pub(crate) spin_us: u32,
     /// MTU of the veth pair.
     pub(crate) mtu: u32,
 }
@@ -130,7 +132,10 @@ impl Bench {
         if self.is_preloading() {
             // A listening socket must be marked before it listens.
             self.wait_for_doors()?;
-            self.preloaded = self.start_servers(PRELOADED_PORT)?;
+            for first in [PRELOADED_PORT, RINGED_PORT] {
+                let servers = self.start_servers(first)?;
+                self.preloaded.extend(servers);
+            }
         }
         self.wait_until_carrying(path)
     }
@@ -161,11 +166,14 @@ impl Bench {
     }
 
     /// `argv` in `host` with the preload library, as users start a program with it.
-    fn with_preload(&self, host: Host, argv: Vec<String>) -> Vec<String> {
+    fn with_preload(&self, host: Host, has_rings: bool, argv: Vec<String>) -> Vec<String> {
         let smcgate = self.options.smcgate.to_string_lossy();
         let door = self.door(host);
-        let exec = [&smcgate, "exec", "--socket", &door.to_string_lossy(), "--"];
-        exec.map(str::to_owned).into_iter().chain(argv).collect()
+        let exec = [&smcgate, "exec", "--socket", &door.to_string_lossy()].map(str::to_owned);
+        let spin = self.options.spin_us.to_string();
+        let rings = ["--rings", "--spin", &spin].map(str::to_owned);
+        let rings = rings.into_iter().filter(|_| has_rings);
+        exec.into_iter().chain(rings).chain(["--".to_owned()]).chain(argv).collect()
     }
 
     /// The two namespaces.
@@ -179,7 +187,7 @@ impl Bench {
             Path::Direct => &mut [],
             Path::Haproxy => &mut self.haproxies,
             Path::Nginx => &mut self.nginxes,
-            Path::Smcgate(_) | Path::Preload(_) => &mut self.gateways,
+            Path::Smcgate(_) | Path::Preload(_) | Path::Rings(_) => &mut self.gateways,
         }
     }
 
@@ -228,7 +236,7 @@ impl Bench {
     ) -> Result<LoadResult> {
         let mut argv = scenario.command(&self.myself, |service| path.target(service), duration);
         if path.is_preloaded() {
-            argv = self.with_preload(Host::A, argv);
+            argv = self.with_preload(Host::A, path.has_rings(), argv);
         }
         let command = self.namespaces.command(Host::A, &argv);
         let load = Process::start(&format!("load-{scenario}-{path}"), command, &self.folder.0)?;
@@ -302,7 +310,8 @@ impl Bench {
     /// Starts the servers that are needed; that of the first service has the port `first`.
     fn start_servers(&self, first: u16) -> Result<Vec<Process>> {
         let folder = self.folder.0.to_string_lossy().into_owned();
-        let is_preloaded = first == PRELOADED_PORT;
+        let has_rings = first == RINGED_PORT;
+        let is_preloaded = has_rings || first == PRELOADED_PORT;
         let mut servers = Vec::new();
         for service in Service::ALL {
             // Files of others are for one server each.
@@ -325,7 +334,10 @@ impl Bench {
                 }
                 Some(_) | None => continue,
             };
-            let argv = if is_preloaded { self.with_preload(Host::B, argv) } else { argv };
+            let argv = match is_preloaded {
+                true => self.with_preload(Host::B, has_rings, argv),
+                false => argv,
+            };
             let command = self.namespaces.command(Host::B, &argv);
             let name = format!("server-{}-{first}", service.name());
             servers.push(Process::start(&name, command, &self.folder.0)?);

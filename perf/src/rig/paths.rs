@@ -8,9 +8,10 @@
 //! | nginx | 127.0.0.1:6300 + service | 10.8.0.2:6400 + service | 127.0.0.1:7010 + service |
 //! | smcgate | 127.0.0.1:7100 + service | 10.8.0.2:7200 + service | 127.0.0.1:7010 + service |
 //! | preload | | | 10.8.0.2:8010 + service |
+//! | preload-rings | | | 10.8.0.2:8110 + service |
 //!
-//! On the path `preload`, load and server have the preload library, and give their sockets to the
-//! gateways themselves.
+//! On the paths `preload` and `preload-rings`, load and server have the preload library, and give
+//! their sockets to the gateways themselves; with rings, bytes go by shared memory.
 //!
 //! The gateways of all kinds of RNICs have the same ports: one pair of them runs at a time.
 
@@ -26,6 +27,8 @@ use crate::scenarios::Service;
 pub(crate) const SERVER_PORT: u16 = 7010;
 /// First port of the servers in namespace B that have the preload library.
 pub(crate) const PRELOADED_PORT: u16 = 8010;
+/// The same, and their bytes go by rings.
+pub(crate) const RINGED_PORT: u16 = 8110;
 /// The address of each gateway's `GET /stats`, inside its namespace.
 pub(crate) const ADMIN: &str = "127.0.0.1:9180";
 
@@ -48,6 +51,8 @@ pub(crate) enum Path {
     Smcgate(Rnic),
     /// The same gateways, with the preload library in load and server.
     Preload(Rnic),
+    /// The same, and bytes go between program and gateway by rings in shared memory.
+    Rings(Rnic),
 }
 
 /// The RNICs of a pair of gateways.
@@ -97,7 +102,7 @@ impl Ports {
 
 impl Path {
     /// All of them.
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 12] = [
         Self::Direct,
         Self::Haproxy,
         Self::Nginx,
@@ -108,31 +113,42 @@ impl Path {
         Self::Smcgate(Rnic::Memif),
         Self::Preload(Rnic::RoceUdp),
         Self::Preload(Rnic::Shm),
+        Self::Rings(Rnic::RoceUdp),
+        Self::Rings(Rnic::Shm),
     ];
 
     /// The kind of RNIC between its gateways; none without gateways.
     pub(crate) fn rnic(self) -> Option<Rnic> {
         match self {
             Self::Direct | Self::Haproxy | Self::Nginx => None,
-            Self::Smcgate(rnic) | Self::Preload(rnic) => Some(rnic),
+            Self::Smcgate(rnic) | Self::Preload(rnic) | Self::Rings(rnic) => Some(rnic),
         }
     }
 
     /// The port of the server of `service`.
     pub(crate) fn server_port(self, service: Service) -> u16 {
-        let first = if self.is_preloaded() { PRELOADED_PORT } else { SERVER_PORT };
+        let first = match self {
+            Self::Direct | Self::Haproxy | Self::Nginx | Self::Smcgate(_) => SERVER_PORT,
+            Self::Preload(_) => PRELOADED_PORT,
+            Self::Rings(_) => RINGED_PORT,
+        };
         first + service.port_offset()
     }
 
     /// Whether load and server have the preload library.
     pub(crate) fn is_preloaded(self) -> bool {
-        matches!(self, Self::Preload(_))
+        matches!(self, Self::Preload(_) | Self::Rings(_))
+    }
+
+    /// Whether their bytes go by rings.
+    pub(crate) fn has_rings(self) -> bool {
+        matches!(self, Self::Rings(_))
     }
 
     /// The address to which a load in namespace A connects to reach `service` over this path.
     pub(crate) fn target(self, service: Service) -> SocketAddr {
         let address = match self {
-            Self::Direct | Self::Preload(_) => {
+            Self::Direct | Self::Preload(_) | Self::Rings(_) => {
                 format!("{ADDRESS_B}:{}", self.server_port(service))
             }
             Self::Haproxy => HAPROXY_PORTS.hop(Host::A, service).0,
@@ -149,7 +165,7 @@ impl Path {
     pub(crate) fn listeners(self, service: Service) -> [Option<u16>; 2] {
         let offset = service.port_offset();
         let ports = match self {
-            Self::Direct | Self::Preload(_) => return [None; 2],
+            Self::Direct | Self::Preload(_) | Self::Rings(_) => return [None; 2],
             Self::Haproxy => HAPROXY_PORTS,
             Self::Nginx => NGINX_PORTS,
             Self::Smcgate(_) => SMCGATE_PORTS,
@@ -264,6 +280,11 @@ impl fmt::Display for Path {
             Self::Preload(Rnic::Packet) => "preload-packet",
             Self::Preload(Rnic::AfPacket) => "preload-af-packet",
             Self::Preload(Rnic::Memif) => "preload-memif",
+            Self::Rings(Rnic::RoceUdp) => "preload-rings",
+            Self::Rings(Rnic::Shm) => "preload-rings-shm",
+            Self::Rings(Rnic::Packet) => "preload-rings-packet",
+            Self::Rings(Rnic::AfPacket) => "preload-rings-af-packet",
+            Self::Rings(Rnic::Memif) => "preload-rings-memif",
         })
     }
 }

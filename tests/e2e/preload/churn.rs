@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{LIMIT, Site, carried};
+use super::{LIMIT, Preload, Site, carried};
 use crate::clock::wait_until;
 use crate::gateway::SETTLE_LIMIT;
 use crate::hosts::{Host, Hosts};
@@ -27,33 +27,33 @@ const CROWDS: [Crowd; 3] = [
 /// The servers of all crowds, which live as long as this.
 struct Servers<'s> {
     site: &'s Site,
-    preloads: bool,
+    preload: Option<Preload>,
     processes: Vec<Process>,
 }
 
 impl<'s> Servers<'s> {
-    fn start(site: &'s Site, preloads: bool) -> Self {
+    fn start(site: &'s Site, preload: Option<Preload>) -> Self {
         let Hosts { b, logs, .. } = &site.hosts;
         let start = |crowd: &Crowd| {
-            let name = format!("{}-{preloads}", crowd.what);
-            let mut command = churn(site, b, preloads, crowd.port, &[crowd.what], &[]);
+            let name = format!("{}-{preload:?}", crowd.what);
+            let mut command = churn(site, b, preload, crowd.port, &[crowd.what], &[]);
             let process = Process::start(b, logs, &name, &mut command);
             wait_for_listener(b, b.at(crowd.port));
             process
         };
-        Self { site, preloads, processes: CROWDS.iter().map(start).collect() }
+        Self { site, preload, processes: CROWDS.iter().map(start).collect() }
     }
 
     /// Lets the clients of all crowds come and go, one crowd after another. Returns what both sides
     /// have seen, and how many connections that was.
     fn round(&self, number: u32) -> (Vec<String>, u64) {
-        let Self { site, preloads, .. } = *self;
+        let Self { site, preload, .. } = *self;
         let (mut seen, mut connections) = (Vec::new(), 0);
         for Crowd { what, port, count } in CROWDS {
-            let name = format!("client-{what}-{preloads}-{number}");
+            let name = format!("client-{what}-{preload:?}-{number}");
             let count = count.to_string();
             let a = &site.hosts.a;
-            let mut command = churn(site, a, preloads, port, &["client"], &[what, &count]);
+            let mut command = churn(site, a, preload, port, &["client"], &[what, &count]);
             let said = run(&site.hosts, a, &name, LIMIT, &mut command).expect_success(&name);
             let (saw, made) = said.trim().split_once('\n').expect("two lines");
             connections += made.parse::<u64>().expect("a number");
@@ -73,12 +73,23 @@ impl<'s> Servers<'s> {
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn preload_churn_leaves_nothing() {
-    let site = Site::new("preload_churn_leaves_nothing");
+    come_and_go("preload_churn_leaves_nothing", Preload::Sockets);
+}
+
+/// The same by shared memory, of which nothing is left either.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn preload_churn_by_rings_leaves_nothing() {
+    come_and_go("preload_churn_by_rings_leaves_nothing", Preload::Rings);
+}
+
+fn come_and_go(test: &str, preload: Preload) {
+    let site = Site::new(test);
     let Hosts { a, b, .. } = &site.hosts;
-    let (expected, _) = Servers::start(&site, false).round(0);
+    let (expected, _) = Servers::start(&site, None).round(0);
     let far = site.gateway(b).start(&site.hosts, b);
     let near = site.gateway(a).start(&site.hosts, a);
-    let servers = Servers::start(&site, true);
+    let servers = Servers::start(&site, Some(preload));
     let idle = servers.descriptors();
     let mut connections = 0;
     let mut round = |number| {
@@ -112,37 +123,38 @@ fn preload_churn_leaves_nothing() {
 fn preload_sockets_under_stress() {
     let site = Site::new("preload_sockets_under_stress");
     let a = &site.hosts.a;
-    let stress = |name: &str, preloads| {
-        let words = ["stress-ng", "--sock", "2", "--timeout", "1s", "--verify", "--metrics-brief"];
-        let mut command = site.command(a, preloads, &words);
+    let stress = |name: &str, preload| {
+        let words = ["stress-ng", "--sock", "2", "--timeout", "2s", "--verify", "--metrics-brief"];
+        let mut command = site.command(a, preload, &words);
         let ran = run(&site.hosts, a, name, LIMIT, &mut command);
         let said = format!("{}{}", ran.stdout, ran.stderr);
         let is_bad = said.contains("fail:") || said.contains("error:");
         assert!(!is_bad && said.contains("successful run completed"), "{name}: {said}");
         ran.status.code()
     };
-    let expected = stress("plain", false);
+    let expected = stress("plain", None);
     let near = site.gateway(a).start(&site.hosts, a);
     let before = near.holdings_at_rest();
-    assert_eq!(stress("left-alone", true), expected);
+    assert_eq!(stress("left-alone", Some(Preload::Sockets)), expected);
     near.holdings_at_rest().assert_back_to(&before);
     assert_eq!(carried(&near), (0, 0), "{:?}", near.stats().fallbacks);
     drop(near);
     let memory = site.doors.path().to_str().expect("text");
     let near = site.gateway(a).rnic_of_kind(("memory", "shm"), memory).start(&site.hosts, a);
-    assert_eq!(stress("first", true), expected);
+    assert_eq!(stress("first", Some(Preload::Sockets)), expected);
     let before = near.holdings_at_rest();
-    assert_eq!(stress("second", true), expected);
+    assert_eq!(stress("second", Some(Preload::Sockets)), expected);
+    assert_eq!(stress("rings", Some(Preload::Rings)), expected);
     near.holdings_at_rest().assert_back_to(&before);
     let (smc, tcp) = carried(&near);
-    assert!(smc > 50 && tcp == 0, "{smc} SMC-R, {tcp} TCP: {:?}", near.stats().fallbacks);
+    assert!(smc > 200 && tcp == 0, "{smc} SMC-R, {tcp} TCP: {:?}", near.stats().fallbacks);
 }
 
 /// `churn.py` at this port.
 fn churn(
     site: &Site,
     host: &Host,
-    preloads: bool,
+    preload: Option<Preload>,
     port: u16,
     role: &[&str],
     more: &[&str],
@@ -150,5 +162,5 @@ fn churn(
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/preload/churn.py");
     let script = script.to_str().expect("our own paths are text");
     let (ip, port) = (site.hosts.b.address.to_string(), port.to_string());
-    site.command(host, preloads, &[&["python3", "-B", script], role, &[&ip, &port], more].concat())
+    site.command(host, preload, &[&["python3", "-B", script], role, &[&ip, &port], more].concat())
 }

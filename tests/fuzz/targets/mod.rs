@@ -10,6 +10,7 @@ pub mod config;
 pub mod door;
 pub mod llc;
 pub mod pcap;
+pub mod rings;
 pub mod roce;
 
 /// Bytes that are taken from the front.

@@ -47,14 +47,16 @@ mod tests {
     use crate::clock::Clock;
     use crate::kernel::Kernel;
     use crate::mailbox::Waker;
+    use crate::near::Near;
     use crate::streams::Key;
 
     /// An application's socket, and our end of it, whose events the test never polls.
-    fn connection(kernel: &mut Kernel) -> (TcpStream, Socket<OwnedFd>) {
+    fn connection(kernel: &mut Kernel) -> (TcpStream, Socket<Near>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let application = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let near = OwnedFd::from(listener.accept().unwrap().0);
         rustix::net::sockopt::set_socket_oobinline(&near, true).unwrap();
+        let near = Near::from(near);
         kernel.watch(Key { slot: 0, generation: 1, far: false }, &near).unwrap();
         (application, Socket { readable: true, ..Socket::new(near) })
     }

@@ -6,8 +6,9 @@ use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 
+use crate::ringed::is_ringed;
 use crate::table::TABLE;
-use crate::{adopt, real, stream, sys};
+use crate::{adopt, real, ringed, stream, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
@@ -17,7 +18,7 @@ unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, length: size_t)
         return plain();
     }
     // SAFETY: `recv` asks for the same buffer.
-    stream::read(fd, length, |flags| unsafe { real::recv(fd, buffer, length, flags) }, plain)
+    stream::read(fd, length, |flags| unsafe { receive(fd, buffer, length, flags) }, plain)
 }
 
 #[unsafe(no_mangle)]
@@ -46,7 +47,7 @@ unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) 
     // SAFETY: the caller promises `count` buffers.
     let wanted = unsafe { bytes_in(&message) };
     // SAFETY: `recvmsg` asks for the same buffers, in a message.
-    let switched = |flags| unsafe { real::recvmsg(fd, &raw mut message, flags) };
+    let switched = |flags| unsafe { receive_message(fd, &mut message, flags) };
     stream::read(fd, wanted, switched, plain)
 }
 
@@ -150,7 +151,7 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
             return sys::fail(libc::EAGAIN);
         }
         // SAFETY: it is the caller's message, without a name.
-        let result = unsafe { real::recvmsg(fd, &raw mut ours, flags | more) };
+        let result = unsafe { receive_message(fd, &mut ours, flags | more) };
         if result >= 0 {
             ours.msg_name = ptr::null_mut();
             // SAFETY: the caller promises that it can be written.
@@ -194,7 +195,7 @@ unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, length: size
         return plain();
     }
     // SAFETY: `send` asks for the same buffer.
-    stream::write(fd, 0, |flags| unsafe { real::send(fd, buffer, length, flags) }, plain)
+    stream::write(fd, 0, |flags| unsafe { transmit(fd, buffer, length, flags) }, plain)
 }
 
 #[unsafe(no_mangle)]
@@ -206,7 +207,7 @@ unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int)
     }
     let message = message_of(parts, count);
     // SAFETY: `sendmsg` asks for the same buffers, in a message.
-    let switched = |flags| unsafe { real::sendmsg(fd, &raw const message, flags) };
+    let switched = |flags| unsafe { transmit_message(fd, &message, flags) };
     stream::write(fd, 0, switched, plain)
 }
 
@@ -222,7 +223,9 @@ unsafe extern "C-unwind" fn send(
     if TABLE.of(fd).is_plain() {
         return real(0);
     }
-    stream::write(fd, flags, real, || real(0))
+    // SAFETY: as above.
+    let switched = |more: c_int| unsafe { transmit(fd, buffer, length, flags | more) };
+    stream::write(fd, flags, switched, || real(0))
 }
 
 #[unsafe(no_mangle)]
@@ -240,7 +243,7 @@ unsafe extern "C-unwind" fn sendto(
         return plain();
     }
     // SAFETY: the caller promises the buffer.
-    let switched = |more: c_int| unsafe { real::send(fd, buffer, length, flags | more) };
+    let switched = |more: c_int| unsafe { transmit(fd, buffer, length, flags | more) };
     stream::write(fd, flags, switched, plain)
 }
 
@@ -258,7 +261,7 @@ unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_
     }
     (ours.msg_name, ours.msg_namelen) = (ptr::null_mut(), 0);
     // SAFETY: it is the caller's message, without a name.
-    let switched = |more: c_int| unsafe { real::sendmsg(fd, &raw const ours, flags | more) };
+    let switched = |more: c_int| unsafe { transmit_message(fd, &ours, flags | more) };
     stream::write(fd, flags, switched, plain)
 }
 
@@ -317,11 +320,84 @@ unsafe fn receive(fd: c_int, buffer: *mut c_void, length: size_t, flags: c_int) 
     if flags & libc::MSG_ERRQUEUE != 0 {
         return sys::fail(libc::EAGAIN);
     }
+    if is_ringed(fd) {
+        let part = iovec { iov_base: buffer, iov_len: length };
+        // SAFETY: the caller promises the buffer.
+        return unsafe { ringed::receive(fd, &[part], flags) };
+    }
     if flags & libc::MSG_TRUNC != 0 && flags & libc::MSG_PEEK == 0 {
         return discard(fd, length, flags);
     }
     // SAFETY: the caller promises the buffer.
     unsafe { real::recv(fd, buffer, length, flags) }
+}
+
+/// The same into the parts of a message, which has no name.
+///
+/// # Safety
+///
+/// As `recvmsg`.
+unsafe fn receive_message(fd: c_int, message: &mut msghdr, flags: c_int) -> ssize_t {
+    if !is_ringed(fd) {
+        // SAFETY: the caller promises it.
+        return unsafe { real::recvmsg(fd, message, flags) };
+    }
+    (message.msg_flags, message.msg_controllen) = (0, 0);
+    // SAFETY: the caller promises its parts.
+    match unsafe { parts_of(message) } {
+        // SAFETY: the caller promises their buffers.
+        Some(parts) => unsafe { ringed::receive(fd, parts, flags) },
+        None => sys::fail(libc::EMSGSIZE),
+    }
+}
+
+/// Sends by a connection that is switched.
+///
+/// # Safety
+///
+/// As `send`.
+unsafe fn transmit(fd: c_int, buffer: *const c_void, length: size_t, flags: c_int) -> ssize_t {
+    if is_ringed(fd) {
+        let part = iovec { iov_base: buffer.cast_mut(), iov_len: length };
+        // SAFETY: the caller promises the buffer, which is only read.
+        return unsafe { ringed::send(fd, &[part], flags) };
+    }
+    // SAFETY: the caller promises it.
+    unsafe { real::send(fd, buffer, length, flags) }
+}
+
+/// The same from the parts of a message, which has no name.
+///
+/// # Safety
+///
+/// As `sendmsg`.
+unsafe fn transmit_message(fd: c_int, message: &msghdr, flags: c_int) -> ssize_t {
+    if !is_ringed(fd) {
+        // SAFETY: the caller promises it.
+        return unsafe { real::sendmsg(fd, message, flags) };
+    }
+    // SAFETY: the caller promises its parts.
+    match unsafe { parts_of(message) } {
+        // SAFETY: the caller promises their buffers.
+        Some(parts) => unsafe { ringed::send(fd, parts, flags) },
+        None => sys::fail(libc::EMSGSIZE),
+    }
+}
+
+/// The parts of a message; none if there are too many.
+///
+/// # Safety
+///
+/// The message has the parts that it names.
+unsafe fn parts_of(message: &msghdr) -> Option<&[iovec]> {
+    if message.msg_iov.is_null() || message.msg_iovlen == 0 {
+        return Some(&[]);
+    }
+    if c_int::try_from(message.msg_iovlen).is_ok_and(|count| count <= PARTS_MAX) {
+        // SAFETY: the caller promises so many parts, and they are not null.
+        return Some(unsafe { slice::from_raw_parts(message.msg_iov, message.msg_iovlen) });
+    }
+    None
 }
 
 /// Reads bytes and drops them, as TCP does with MSG_TRUNC. The buffer of the program may be null.

@@ -1,6 +1,6 @@
 //! Descriptors are closed and copied.
 
-use libc::{c_int, c_uint, c_void};
+use libc::{FILE, c_int, c_uint, c_void};
 
 use crate::accept::copied;
 use crate::real;
@@ -15,6 +15,21 @@ unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     }
     // SAFETY: the caller promises that the descriptor is its own.
     unsafe { real::close(fd) }
+}
+
+/// The C library closes the descriptor itself, unseen.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fclose(file: *mut FILE) -> c_int {
+    // SAFETY: the caller promises a stream.
+    let fd = if file.is_null() { -1 } else { unsafe { libc::fileno(file) } };
+    // What lies in the buffer of the stream is written first.
+    if TABLE.of(fd) != Entry::OTHER {
+        // SAFETY: as above.
+        unsafe { libc::fflush(file) };
+        stream::before_close(fd);
+    }
+    // SAFETY: the caller promises that the stream is its own.
+    unsafe { real::fclose(file) }
 }
 
 #[unsafe(no_mangle)]

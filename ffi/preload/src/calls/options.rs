@@ -2,13 +2,14 @@
 
 use std::slice;
 
-use libc::{c_int, c_void, sockaddr, socklen_t};
+use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use smcgate_door::Name;
 
 use crate::address::Raw;
+use crate::ringed::is_ringed;
 use crate::settle::settle;
 use crate::table::{Flag, Kind, TABLE};
-use crate::{name, options, real, stream, sys};
+use crate::{name, options, real, ringed, stream, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getsockname(
@@ -69,7 +70,10 @@ unsafe extern "C-unwind" fn getsockopt(
         place[..count].copy_from_slice(&error[..count]);
         Some(Ok(count))
     } else {
-        name.and_then(|name| options::read(name, TABLE.options(fd), (level, option), place))
+        name.and_then(|name| match buffer(fd, level, option) {
+            Some(size) => Some(Ok(options::put(place, size))),
+            None => options::read(name, TABLE.options(fd), (level, option), place),
+        })
     };
     match answer {
         None => real(),
@@ -98,6 +102,16 @@ unsafe extern "C-unwind" fn setsockopt(
     let Some(name) = switched(fd) else { return real() };
     // SAFETY: it is not null, so the caller promises so many bytes.
     let bytes = unsafe { slice::from_raw_parts(value.cast(), length as usize) };
+    if level == libc::SOL_SOCKET && is_ringed(fd) {
+        if ringed::set_buffer(fd, option, bytes) {
+            return 0;
+        }
+        if option == libc::SO_RCVLOWAT {
+            let result = real();
+            ringed::note_low_water(fd);
+            return result;
+        }
+    }
     match options::write(name, TABLE.options(fd), (level, option), bytes) {
         None => real(),
         Some(Err(error)) => sys::fail(error.raw_os_error()),
@@ -112,6 +126,41 @@ unsafe extern "C-unwind" fn setsockopt(
 unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // SAFETY: `shutdown` asks for numbers only.
     stream::shutdown(fd, how, || unsafe { real::shutdown(fd, how) })
+}
+
+/// The size of a buffer that is remembered.
+fn buffer(fd: c_int, level: c_int, option: c_int) -> Option<c_int> {
+    (level == libc::SOL_SOCKET && is_ringed(fd)).then(|| ringed::buffer(fd, option)).flatten()
+}
+
+/// In C it has two arguments, or three, which stands where it always does.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // SAFETY: the caller promises what `ioctl` asks for.
+    let real = || unsafe { real::ioctl(fd, request, argument) };
+    // The C library of Linux has it as a number of 32 bits or of 64, of which these use 16.
+    let (is_unread, is_unsent) = (request == libc::FIONREAD, request == libc::TIOCOUTQ);
+    if !(is_unread || is_unsent) || TABLE.of(fd).is_plain() || argument.is_null() {
+        return real();
+    }
+    settle(fd);
+    if !is_ringed(fd) {
+        return real();
+    }
+    match ringed::rings_of(fd) {
+        Ok((used, _)) => {
+            let count = if is_unread { used.rings.readable() } else { used.rings.unsent() };
+            // SAFETY: it is not null, so the caller promises that a number can be written.
+            unsafe { *argument.cast() = count };
+            0
+        }
+        Err(libc::ENOTSOCK) => real(),
+        Err(_) => {
+            // SAFETY: as above.
+            unsafe { *argument.cast() = 0_u32 };
+            0
+        }
+    }
 }
 
 /// Which connection this is, if it is switched by now.
