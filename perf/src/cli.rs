@@ -80,7 +80,8 @@ struct RunArguments {
     /// direct, haproxy, nginx (its stream module), smcgate (RNICs of kind roce-udp), smcgate-shm,
     /// smcgate-packet (of kind roce-packet), smcgate-af-packet and smcgate-memif (both of dpdk);
     /// preload and preload-shm (load and server have the preload library), preload-rings and
-    /// preload-rings-shm (and their bytes go by shared memory).
+    /// preload-rings-shm (and their bytes go by shared memory); host-direct, host-preload and
+    /// host-rings (load and server on one host; with the library, one gateway, its RNIC of shm).
     #[arg(long, value_delimiter = ',', default_value = "direct,haproxy,smcgate")]
     paths: Vec<Path>,
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]

@@ -117,7 +117,7 @@ fn measure(
     let carried = match carried_before {
         None => None,
         Some(before) => {
-            let proof = prove_smc(bench, before, &load);
+            let proof = prove_smc(bench, path.load_host(), before, &load);
             Some(proof.doing(|| format!("{scenario} over {path}"))?)
         }
     };
@@ -165,22 +165,25 @@ fn loaded(bench: &Bench, scenario: Scenario, path: Path, duration: Duration) -> 
     Ok(load)
 }
 
-/// The totals of gateway A so far; `None` on other paths.
+/// The totals so far of the gateway beside the load; `None` on other paths.
 fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
-    match path {
-        Path::Direct | Path::Haproxy | Path::Nginx => Ok(None),
-        Path::Smcgate(_) | Path::Preload(_) | Path::Rings(_) => {
-            bench.gateway_totals(Host::A).map(Some)
-        }
+    match path.rnic() {
+        None => Ok(None),
+        Some(_) => bench.gateway_totals(path.load_host()).map(Some),
     }
 }
 
-/// Queries gateway A until its totals include every connection of `load`, or [`PROOF_LIMIT`] has
+/// Queries the gateway in `host` until its totals include every connection of `load`, or [`PROOF_LIMIT`] has
 /// passed: it may publish its counters a moment after the connections ended.
-fn prove_smc(bench: &Bench, before: GatewayTotals, load: &LoadResult) -> Result<GatewayTotals> {
+fn prove_smc(
+    bench: &Bench,
+    host: Host,
+    before: GatewayTotals,
+    load: &LoadResult,
+) -> Result<GatewayTotals> {
     let until = now_ns() + ns(PROOF_LIMIT);
     loop {
-        match carried_by_smc(before, bench.gateway_totals(Host::A)?, load) {
+        match carried_by_smc(before, bench.gateway_totals(host)?, load) {
             Err(_) if now_ns() < until => thread::sleep(Duration::from_millis(100)),
             proof @ (Ok(_) | Err(_)) => return proof,
         }

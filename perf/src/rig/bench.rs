@@ -184,10 +184,11 @@ impl Bench {
     /// The proxies of `path`, none for direct.
     pub(crate) fn proxies(&mut self, path: Path) -> &mut [Process] {
         match path {
-            Path::Direct => &mut [],
+            Path::Direct | Path::HostDirect => &mut [],
             Path::Haproxy => &mut self.haproxies,
             Path::Nginx => &mut self.nginxes,
             Path::Smcgate(_) | Path::Preload(_) | Path::Rings(_) => &mut self.gateways,
+            Path::HostPreload | Path::HostRings => &mut self.gateways,
         }
     }
 
@@ -223,7 +224,7 @@ impl Bench {
         self.burners.iter().map(Process::cpu_s).sum()
     }
 
-    /// Runs one load in namespace A to its end.
+    /// Runs one load to its end.
     ///
     /// # Errors
     ///
@@ -236,9 +237,9 @@ impl Bench {
     ) -> Result<LoadResult> {
         let mut argv = scenario.command(&self.myself, |service| path.target(service), duration);
         if path.is_preloaded() {
-            argv = self.with_preload(Host::A, path.has_rings(), argv);
+            argv = self.with_preload(path.load_host(), path.has_rings(), argv);
         }
-        let command = self.namespaces.command(Host::A, &argv);
+        let command = self.namespaces.command(path.load_host(), &argv);
         let load = Process::start(&format!("load-{scenario}-{path}"), command, &self.folder.0)?;
         let output = load.output_within(duration + LOAD_GRACE)?;
         scenario.parse(&output).doing(|| format!("{scenario} over {path}"))
@@ -315,7 +316,8 @@ impl Bench {
         let mut servers = Vec::new();
         for service in Service::ALL {
             // Files of others are for one server each.
-            if is_preloaded && (Program::serving(service).is_some() || service == Service::Http) {
+            let has_files = matches!(service, Service::Http | Service::Postgres);
+            if is_preloaded && has_files {
                 continue;
             }
             let port = first + service.port_offset();
@@ -405,11 +407,12 @@ impl Bench {
             for process in servers.chain(others.into_iter().flatten()) {
                 process.check_alive()?;
             }
-            let before = path.rnic().map(|_| self.gateway_totals(Host::A)).transpose();
+            let host = path.load_host();
+            let before = path.rnic().map(|_| self.gateway_totals(host)).transpose();
             let carried = before.and_then(|before| {
                 self.load(echo, path, Duration::from_millis(50))?;
                 let Some(before) = before else { return Ok(()) };
-                let after = self.gateway_totals(Host::A)?;
+                let after = self.gateway_totals(host)?;
                 // A port may take a second to find the other one.
                 match after.connections_tcp > before.connections_tcp {
                     true => Err(Failure::new("its connections stay TCP")),

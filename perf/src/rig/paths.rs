@@ -9,9 +9,13 @@
 //! | smcgate | 127.0.0.1:7100 + service | 10.8.0.2:7200 + service | 127.0.0.1:7010 + service |
 //! | preload | | | 10.8.0.2:8010 + service |
 //! | preload-rings | | | 10.8.0.2:8110 + service |
+//! | host-direct | | | 10.8.0.2:7010 + service |
+//! | host-preload | | | 10.8.0.2:8010 + service |
+//! | host-rings | | | 10.8.0.2:8110 + service |
 //!
 //! On the paths `preload` and `preload-rings`, load and server have the preload library, and give
-//! their sockets to the gateways themselves; with rings, bytes go by shared memory.
+//! their sockets to the gateways themselves; with rings, bytes go by shared memory. On those whose
+//! names begin with `host`, the load runs in namespace B, too, beside one gateway for both.
 //!
 //! The gateways of all kinds of RNICs have the same ports: one pair of them runs at a time.
 
@@ -53,6 +57,12 @@ pub(crate) enum Path {
     Preload(Rnic),
     /// The same, and bytes go between program and gateway by rings in shared memory.
     Rings(Rnic),
+    /// From the load to a server on the same host, without proxies.
+    HostDirect,
+    /// The same with the preload library in both, and one gateway, whose RNIC is of kind `shm`.
+    HostPreload,
+    /// The same, and bytes go by rings.
+    HostRings,
 }
 
 /// The RNICs of a pair of gateways.
@@ -102,7 +112,7 @@ impl Ports {
 
 impl Path {
     /// All of them.
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 15] = [
         Self::Direct,
         Self::Haproxy,
         Self::Nginx,
@@ -115,12 +125,16 @@ impl Path {
         Self::Preload(Rnic::Shm),
         Self::Rings(Rnic::RoceUdp),
         Self::Rings(Rnic::Shm),
+        Self::HostDirect,
+        Self::HostPreload,
+        Self::HostRings,
     ];
 
     /// The kind of RNIC between its gateways; none without gateways.
     pub(crate) fn rnic(self) -> Option<Rnic> {
         match self {
-            Self::Direct | Self::Haproxy | Self::Nginx => None,
+            Self::Direct | Self::HostDirect | Self::Haproxy | Self::Nginx => None,
+            Self::HostPreload | Self::HostRings => Some(Rnic::Shm),
             Self::Smcgate(rnic) | Self::Preload(rnic) | Self::Rings(rnic) => Some(rnic),
         }
     }
@@ -128,27 +142,42 @@ impl Path {
     /// The port of the server of `service`.
     pub(crate) fn server_port(self, service: Service) -> u16 {
         let first = match self {
-            Self::Direct | Self::Haproxy | Self::Nginx | Self::Smcgate(_) => SERVER_PORT,
-            Self::Preload(_) => PRELOADED_PORT,
-            Self::Rings(_) => RINGED_PORT,
+            Self::Direct | Self::HostDirect => SERVER_PORT,
+            Self::Haproxy | Self::Nginx | Self::Smcgate(_) => SERVER_PORT,
+            Self::Preload(_) | Self::HostPreload => PRELOADED_PORT,
+            Self::Rings(_) | Self::HostRings => RINGED_PORT,
         };
         first + service.port_offset()
     }
 
     /// Whether load and server have the preload library.
     pub(crate) fn is_preloaded(self) -> bool {
-        matches!(self, Self::Preload(_) | Self::Rings(_))
+        matches!(self, Self::Preload(_) | Self::HostPreload) || self.has_rings()
+    }
+
+    /// Where the load runs, and the gateway that carries its connections.
+    pub(crate) fn load_host(self) -> Host {
+        match self {
+            Self::HostDirect | Self::HostPreload | Self::HostRings => Host::B,
+            Self::Direct | Self::Haproxy | Self::Nginx => Host::A,
+            Self::Smcgate(_) | Self::Preload(_) | Self::Rings(_) => Host::A,
+        }
     }
 
     /// Whether their bytes go by rings.
     pub(crate) fn has_rings(self) -> bool {
-        matches!(self, Self::Rings(_))
+        matches!(self, Self::Rings(_) | Self::HostRings)
     }
 
     /// The address to which a load in namespace A connects to reach `service` over this path.
     pub(crate) fn target(self, service: Service) -> SocketAddr {
         let address = match self {
-            Self::Direct | Self::Preload(_) | Self::Rings(_) => {
+            Self::Direct
+            | Self::Preload(_)
+            | Self::Rings(_)
+            | Self::HostDirect
+            | Self::HostPreload
+            | Self::HostRings => {
                 format!("{ADDRESS_B}:{}", self.server_port(service))
             }
             Self::Haproxy => HAPROXY_PORTS.hop(Host::A, service).0,
@@ -166,6 +195,7 @@ impl Path {
         let offset = service.port_offset();
         let ports = match self {
             Self::Direct | Self::Preload(_) | Self::Rings(_) => return [None; 2],
+            Self::HostDirect | Self::HostPreload | Self::HostRings => return [None; 2],
             Self::Haproxy => HAPROXY_PORTS,
             Self::Nginx => NGINX_PORTS,
             Self::Smcgate(_) => SMCGATE_PORTS,
@@ -280,6 +310,9 @@ impl fmt::Display for Path {
             Self::Preload(Rnic::Packet) => "preload-packet",
             Self::Preload(Rnic::AfPacket) => "preload-af-packet",
             Self::Preload(Rnic::Memif) => "preload-memif",
+            Self::HostDirect => "host-direct",
+            Self::HostPreload => "host-preload",
+            Self::HostRings => "host-rings",
             Self::Rings(Rnic::RoceUdp) => "preload-rings",
             Self::Rings(Rnic::Shm) => "preload-rings-shm",
             Self::Rings(Rnic::Packet) => "preload-rings-packet",
