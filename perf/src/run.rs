@@ -173,8 +173,8 @@ fn gateway_totals(bench: &Bench, path: Path) -> Result<Option<GatewayTotals>> {
     }
 }
 
-/// Queries the gateway in `host` until its totals include every connection of `load`, or [`PROOF_LIMIT`] has
-/// passed: it may publish its counters a moment after the connections ended.
+/// Queries the gateway in `host` until its totals include every connection of `load`, or
+/// [`PROOF_LIMIT`] has passed: it may publish its counters a moment after the connections ended.
 fn prove_smc(
     bench: &Bench,
     host: Host,

@@ -62,8 +62,10 @@ impl Site {
     fn preloaded_by(&self, host: &Host, preload: Preload, words: &[&str]) -> Command {
         let mut command = Command::new(program());
         command.args(["exec", "--socket"]).arg(self.door(host));
-        if preload == Preload::Rings {
-            command.arg("--rings");
+        match preload {
+            Preload::Sockets => {}
+            Preload::Rings => drop(command.arg("--rings")),
+            Preload::Spinning => drop(command.args(["--rings", "--spin", "100"])),
         }
         command.arg("--library").arg(library()).arg("--").args(words);
         command
@@ -92,8 +94,9 @@ impl Site {
             let words = ["python3", "-B", table, role, folder, &ip, &port];
             let mut command = self.command(host, player.preload, &words);
             command.env("AS", player.asks_for);
-            let rings = [server, client].iter().any(|it| it.preload == Some(Preload::Rings));
-            command.env("URGENT", if rings { "" } else { "1" });
+            let is_urgent = |it: &&Player<'_>| it.preload.is_none_or(|it| it == Preload::Sockets);
+            let are_urgent = [server, client].iter().all(is_urgent);
+            command.env("URGENT", if are_urgent { "1" } else { "" });
             command
         };
         let Hosts { a, b, logs } = &self.hosts;
@@ -114,6 +117,8 @@ impl Site {
 enum Preload {
     Sockets,
     Rings,
+    /// By rings, and threads watch them before they sleep.
+    Spinning,
 }
 
 /// One side of the table.
@@ -135,6 +140,10 @@ impl Player<'_> {
 
     fn ringed(at: SocketAddrV4) -> Self {
         Player { preload: Some(Preload::Rings), ..Self::plain(at) }
+    }
+
+    fn spinning(at: SocketAddrV4) -> Self {
+        Player { preload: Some(Preload::Spinning), ..Self::plain(at) }
     }
 }
 
@@ -166,9 +175,10 @@ fn smoke_preload_fidelity() {
     assert!(scenarios > 25 && !expected.0.contains("failed"), "{}", expected.0);
     assert!(!expected.1.contains("failed"), "{}", expected.1);
 
-    let far = site.gateway(b).before(b, 7011).before(b, 7013).start(&site.hosts, b);
+    let far = site.gateway(b).before(b, 7011).before(b, 7013).before(b, 7015);
+    let far = far.start(&site.hosts, b);
     let near = site.gateway(a).towards(b.address, 7021).towards(b.address, 7023);
-    let near = near.start(&site.hosts, a);
+    let near = near.towards(b.address, 7025).start(&site.hosts, a);
     // Nobody listens on the port behind each of these.
     let both = |asks_for| Player { asks_for, ..Player::preloaded(b.at(7031)) };
     let ways = [
@@ -181,6 +191,11 @@ fn smoke_preload_fidelity() {
         ("rings-server", Player::ringed(b.at(7023)), Player::plain(local(7023))),
         ("rings-both", Player::ringed(b.at(7033)), Player::ringed(b.at(7033))),
     ];
+    let spinning = [
+        ("spin-client", Player::plain(local(7015)), Player::spinning(b.at(7015))),
+        ("spin-server", Player::spinning(b.at(7025)), Player::plain(local(7025))),
+        ("spin-both", Player::spinning(b.at(7035)), Player::spinning(b.at(7035))),
+    ];
     let play = |(name, server, client), expected: &(String, String)| {
         let seen = site.play(name, &server, &client);
         assert_eq!(seen.0, expected.0, "client; preloaded: {name}");
@@ -191,10 +206,12 @@ fn smoke_preload_fidelity() {
     let has_none = |line: &&str| !line.contains("\"urgent_");
     let calm = |text: &str| text.lines().filter(has_none).map(|it| format!("{it}\n")).collect();
     let calm: (String, String) = (calm(&expected.0), calm(&expected.1));
-    thread::scope(|scope| ringed.map(|way| scope.spawn(|| play(way, &calm))).map(drop));
+    for ways in [ringed, spinning] {
+        thread::scope(|scope| ways.map(|way| scope.spawn(|| play(way, &calm))).map(drop));
+    }
     for gateway in [&near, &far] {
         // All but the one that nobody accepts.
-        let wanted = 3 * (scenarios - 1) + 3 * (scenarios - 3);
+        let wanted = 3 * (scenarios - 1) + 6 * (scenarios - 3);
         wait_until("all are counted", SETTLE_LIMIT, || carried(gateway).0 >= wanted);
     }
     // The same library, and a server without any gateway: every connection is the kernel's own.

@@ -93,8 +93,8 @@ impl Kernel {
         self.count = epoll::wait(&self.epoll, room, limit).unwrap_or(0);
     }
 
-    /// Reads from rings. Whoever takes something out of the socket must look at the rings by himself
-    /// first: it may have been a kick.
+    /// Reads from rings. Whoever takes something out of the socket must look at the rings by
+    /// himself first: it may have been a kick.
     fn read_rings(
         &mut self,
         rings: &Arc<Gateway>,

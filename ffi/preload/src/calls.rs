@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{c_int, c_ulong};
 
 use crate::table::TABLE;
-use crate::{adopt, real, ringed, settings, sys};
+use crate::{adopt, real, ringed, settings, sys, watch};
 
 /// The dynamic loader calls this before the program begins.
 #[used]
@@ -68,4 +68,5 @@ static HAS_LIBSECCOMP: AtomicBool = AtomicBool::new(false);
 extern "C" fn after_fork() {
     TABLE.own();
     ringed::after_fork();
+    watch::after_fork();
 }

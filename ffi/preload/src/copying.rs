@@ -98,7 +98,7 @@ fn from_pipe(pipe: BorrowedFd<'_>, to: RawFd, length: usize, flags: c_uint) -> s
             Ok(count) => count,
             Err(error) => return many_or(moved, error.raw_os_error()),
         };
-        // Another thread may have filled the room meanwhile. What was taken out must go all the same.
+        // Another thread may have filled the room meanwhile. What was taken out must go.
         let mut sent = 0;
         while sent < count {
             let result = write_stream(to, &bytes[sent..count]);

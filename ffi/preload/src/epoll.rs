@@ -3,13 +3,13 @@
 //! The kernel ties a registration to the open file, not to the number. When another socket takes
 //! the number over, its registrations must be made again.
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use crate::sys;
 use crate::table::DESCRIPTORS_MAX;
+use crate::{sys, watch};
 
 /// So many are remembered of each socket. What somebody waits for in more places stays TCP.
 const PLACES_MAX: usize = 2;
@@ -117,7 +117,10 @@ impl<const N: usize> Registrations<N> {
         for Registration { epoll, events, data } in self.of(fd) {
             if let Some(epoll) = sys::borrow(epoll) {
                 let events = EventFlags::from_bits_retain(events);
-                epoll::add(epoll, socket, EventData::new_u64(data), events).ok();
+                if epoll::add(epoll, socket, EventData::new_u64(data), events).is_ok() {
+                    let number = epoll.as_raw_fd();
+                    watch::note(fd, libc::EPOLL_CTL_ADD, number, events.bits(), data);
+                }
             }
         }
         self.clear(fd);

@@ -40,13 +40,17 @@ mod epoll;
 mod mappings;
 mod name;
 mod options;
+#[cfg(test)]
+mod pair;
 mod real;
 mod recent;
 mod ringed;
 mod settings;
 mod settle;
+mod signals;
 mod stream;
 mod switch;
 mod syn;
 mod sys;
 mod table;
+mod watch;

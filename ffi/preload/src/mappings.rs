@@ -5,7 +5,7 @@
 //! the last unmaps it. Nobody waits for anybody.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use smcgate_rings::Application;
 
@@ -21,6 +21,8 @@ pub(crate) struct Mappings<const N: usize> {
     slots: [Slot; N],
     /// Where a free slot is looked for.
     next: AtomicUsize,
+    /// Whether there ever were some.
+    is_used: AtomicBool,
 }
 
 struct Slot {
@@ -40,6 +42,32 @@ const BUSY: u32 = u32::MAX;
 pub(crate) struct Used<'a> {
     slot: &'a Slot,
     pub(crate) rings: Application,
+}
+
+/// The same without a borrow. Whoever has it must [`release`](Self::release) it.
+#[derive(Clone, Copy)]
+pub(crate) struct Kept {
+    slot: &'static Slot,
+    pub(crate) rings: Application,
+}
+
+impl Kept {
+    pub(crate) fn release(self) {
+        self.slot.release();
+    }
+}
+
+impl Used<'static> {
+    pub(crate) fn keep(self) -> Kept {
+        let kept = Kept { slot: self.slot, rings: self.rings };
+        std::mem::forget(self);
+        kept
+    }
+
+    /// Whether it is the same connection.
+    pub(crate) fn is(&self, kept: &Kept) -> bool {
+        std::ptr::eq(self.slot, kept.slot)
+    }
 }
 
 impl Used<'_> {
@@ -96,6 +124,7 @@ impl<const N: usize> Mappings<N> {
             of_number: [const { AtomicU32::new(0) }; N],
             slots: [const { Slot::new() }; N],
             next: AtomicUsize::new(0),
+            is_used: AtomicBool::new(false),
         }
     }
 
@@ -107,6 +136,7 @@ impl<const N: usize> Mappings<N> {
             unsafe { rings.unmap() };
             return false;
         };
+        self.is_used.store(true, Ordering::Relaxed);
         let slot = &self.slots[index];
         let (address, lengths) = rings.place();
         slot.address.store(address, Ordering::Relaxed);
@@ -115,6 +145,11 @@ impl<const N: usize> Mappings<N> {
         slot.uses.store(1, Ordering::Release);
         self.put(fd, index + 1);
         true
+    }
+
+    /// Whether there ever were rings.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
     }
 
     /// A slot that nobody uses. It is busy now.

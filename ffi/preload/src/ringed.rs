@@ -4,24 +4,22 @@
 //! nothing to read waits in a real `recv` for one byte of it, as the program would, and who finds
 //! no room waits for the socket to be writable. Nothing is held meanwhile.
 
-use std::cell::Cell;
-use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
-use std::time::Duration;
-
 use libc::{c_int, iovec, ssize_t};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::thread::sched_yield;
 use smcgate_door::Request;
 use smcgate_rings::{Application, Held};
+use std::cell::Cell;
+use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
 
 use crate::debug::say;
 use crate::door::{Answer, ask};
 use crate::end::is_hung_up;
 use crate::mappings::Used;
-use crate::settings::settings;
+use crate::signals::Signals;
 use crate::table::{Flag, Kind, TABLE};
-use crate::{name, real, sys};
+use crate::{name, real, sys, watch};
 
 /// Whether the bytes of this connection go by shared memory.
 #[inline]
@@ -67,16 +65,29 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
             used.rings.keep_readable(socket);
         }
         match outcome {
-            _ if is_enough => return many(done),
+            _ if is_enough => {
+                drop(used);
+                if !waits(socket, flags) {
+                    watch::has_read(fd);
+                }
+                return many(done);
+            }
             Some((_, error)) if done > 0 || error != 0 => return many_or(done, error),
             Some(_) => return 0,
             None => {}
         }
-        if may_spin && spins(&used.rings, socket, flags) {
-            may_spin = false;
-            continue;
+        if may_spin {
+            match spins(&used.rings, socket, flags) {
+                Spun::InVain => {}
+                Spun::Found => {
+                    may_spin = false;
+                    continue;
+                }
+                Spun::Interrupted => return many_or(done, libc::EINTR),
+            }
         }
         drop(used);
+        watch::cease();
         outcome = wait_for_bytes(fd, flags);
         may_spin = true;
     }
@@ -132,11 +143,33 @@ fn has_ended(fd: RawFd) -> bool {
     sys::borrow(fd).is_some_and(name::is_peer_named)
 }
 
-/// Watches the rings for a while, if the program wants that and would wait. Returns whether there
-/// may be something.
-fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int) -> bool {
-    let spin = settings().map_or(Duration::ZERO, |settings| settings.spin);
-    !spin.is_zero() && waits(socket, flags) && rings.spin(spin)
+/// What became of a while in which a thread has watched its rings.
+enum Spun {
+    /// There may be something.
+    Found,
+    InVain,
+    /// A signal has come, for which a sleep would have ended.
+    Interrupted,
+}
+
+/// Watches the rings for a while, if the program wants that and would wait.
+fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int) -> Spun {
+    let patience = watch::patience();
+    if patience.is_zero() || !waits(socket, flags) {
+        return Spun::InVain;
+    }
+    let until = sys::now_precise() + patience;
+    let (mut signals, mut has_signal) = (Signals::block(), false);
+    let has_news = rings.spin(|| {
+        has_signal = signals.is_any_pending();
+        has_signal || sys::now_precise() >= until
+    });
+    drop(signals);
+    match (has_news, has_signal) {
+        (true, _) => Spun::Found,
+        (false, true) if !restarts() => Spun::Interrupted,
+        (false, _) => Spun::InVain,
+    }
 }
 
 /// As `send` on a TCP socket, but that nothing here raises SIGPIPE.
@@ -418,103 +451,14 @@ pub(crate) fn after_fork() {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsRawFd as _, OwnedFd};
+    use std::os::fd::AsFd as _;
+    use std::time::Duration;
 
     use rustix::event::PollFlags;
-    use rustix::net::{
-        AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, socketpair,
-    };
-    use smcgate_door::Name;
-    use smcgate_rings::Gateway;
-    use smcr_os::Foreign as _;
+    use rustix::net::Shutdown;
 
     use super::*;
-
-    /// A connection whose bytes go by rings, and the gateway's half of it.
-    struct Pair {
-        ours: OwnedFd,
-        near: OwnedFd,
-        gateway: Gateway,
-    }
-
-    impl Pair {
-        fn new(connection: u64) -> Self {
-            let (ours, near) =
-                socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-                    .unwrap();
-            let address = "127.0.0.1:1".parse().unwrap();
-            let connection = u64::from(std::process::id()) << 32 | 1 << 31 | connection;
-            let name = Name { connection, local: address, peer: address, rings: true };
-            bind(&ours, &SocketAddrUnix::new_abstract_name(&name.encode()[1..]).unwrap()).unwrap();
-            Gateway::prepare(ours.as_fd()).unwrap();
-            let gateway = Gateway::create().unwrap();
-            gateway.wake_up();
-            let rings = Application::map(gateway.memory()).unwrap();
-            TABLE.set_ringed(ours.as_raw_fd(), Some(rings), connection);
-            Self { ours, near, gateway }
-        }
-
-        fn fd(&self) -> RawFd {
-            self.ours.as_raw_fd()
-        }
-
-        fn comes(&self, bytes: &[u8]) {
-            let put = self.gateway.write(self.near.as_fd(), |span| {
-                let mut done = 0;
-                for piece in span.pieces() {
-                    let len = piece.len.min(bytes.len() - done);
-                    // SAFETY: the piece has so many bytes, and so has the slice.
-                    unsafe { piece.base.as_ptr().copy_from(bytes[done..].as_ptr(), len) };
-                    done += len;
-                }
-                done
-            });
-            assert_eq!(put.unwrap(), bytes.len());
-        }
-
-        /// What the gateway takes.
-        fn goes(&self, most: usize) -> usize {
-            let read = self.gateway.read(self.near.as_fd(), most, |span| span.len()).unwrap();
-            self.gateway.hear(self.near.as_fd(), false);
-            read
-        }
-
-        fn reads(&self, length: usize, flags: c_int) -> Result<Vec<u8>, c_int> {
-            let mut bytes = vec![0_u8; length];
-            let (first, second) = bytes.split_at_mut(length / 3);
-            let parts = [first, second]
-                .map(|part| iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
-            // SAFETY: the parts are live exclusive slices.
-            let result = unsafe { receive(self.fd(), &parts, flags) };
-            let count = usize::try_from(result).map_err(|_| sys::errno())?;
-            bytes.truncate(count);
-            Ok(bytes)
-        }
-
-        fn writes(&self, bytes: &[u8], flags: c_int) -> Result<usize, c_int> {
-            let (first, second) = bytes.split_at(bytes.len() / 3);
-            let parts = [first, second].map(|part| iovec {
-                iov_base: part.as_ptr().cast_mut().cast(),
-                iov_len: part.len(),
-            });
-            // SAFETY: the parts are live slices.
-            let result = unsafe { send(self.fd(), &parts, flags) };
-            usize::try_from(result).map_err(|_| sys::errno())
-        }
-
-        fn is(&self, events: PollFlags) -> bool {
-            let mut fds = [rustix::event::PollFd::new(&self.ours, events)];
-            let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            rustix::event::poll(&mut fds, Some(&at_once)).unwrap();
-            fds[0].revents().contains(events)
-        }
-    }
-
-    impl Drop for Pair {
-        fn drop(&mut self) {
-            TABLE.forget(self.fd());
-        }
-    }
+    use crate::pair::Pair;
 
     const NOW: c_int = libc::MSG_DONTWAIT;
 

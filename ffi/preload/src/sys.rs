@@ -169,6 +169,17 @@ pub(crate) fn raise_sigpipe() {
     outcome(result, before).ok();
 }
 
+/// `epoll_wait` without waiting. No thread is cancelled in it.
+pub(crate) fn epoll_now(epoll: RawFd, room: &mut [libc::epoll_event]) -> c_int {
+    let count = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
+    let no_mask = std::ptr::null::<libc::sigset_t>();
+    let (call, at_once, size) = (libc::SYS_epoll_pwait, 0, size_of::<u64>());
+    // SAFETY: `epoll_pwait` asks for room for so many events: it is a live slice.
+    let result =
+        unsafe { libc::syscall(call, epoll, room.as_mut_ptr(), count, at_once, no_mask, size) };
+    c_int::try_from(result).unwrap_or(-1)
+}
+
 /// The number of this process. Not remembered by anybody, so it is right after `vfork`, too.
 pub(crate) fn process_id() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, Or
 use smcgate_rings::Application;
 
 use crate::mappings::{Mappings, Used};
-use crate::sys;
+use crate::{sys, watch};
 
 /// Numbers below this have an entry. Sockets with greater numbers stay TCP.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 16;
@@ -160,6 +160,11 @@ impl<const N: usize> Table<N> {
         self.mappings.insert(fd, rings, connection)
     }
 
+    /// Whether there ever were rings in this process.
+    pub(crate) fn has_rings(&self) -> bool {
+        self.mappings.is_used()
+    }
+
     /// The rings of this number.
     #[inline]
     pub(crate) fn rings(&self, fd: i32) -> Option<Used<'_>> {
@@ -168,6 +173,7 @@ impl<const N: usize> Table<N> {
 
     fn forget_rings(&self, fd: i32) {
         if self.mappings.has(fd) && self.is_owner() {
+            watch::forget(fd);
             self.mappings.forget(fd);
         }
     }

@@ -8,7 +8,6 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
-use std::time::Duration;
 
 use libc::iovec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,11 +16,11 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::thread::sched_yield;
-use rustix::time::{ClockId, clock_gettime};
 use smcr_os::Piece;
 
 use crate::layout::{HEADER_LEN, RING_LEN, RING_LEN_MAX, Ring, Segment, Word, read_preamble};
 use crate::lock::{Held, Lock};
+use crate::transfer::{Direction, Part, copy_between, length};
 
 /// The rings of one connection, mapped in this process.
 ///
@@ -163,7 +162,7 @@ impl Application {
     /// The parts are valid for writes.
     pub unsafe fn read(&self, socket: BorrowedFd<'_>, parts: &[iovec], peek: bool) -> usize {
         let copy = |runs: &[Piece; 2]| {
-            let mut left = parts.iter().map(|part| Span::new(part.iov_base.cast(), part.iov_len));
+            let mut left = parts.iter().map(|part| Part::new(part.iov_base.cast(), part.iov_len));
             // SAFETY: the caller promises its parts; the runs are within the ring, and their bytes
             // were published.
             unsafe { copy_between(runs, &mut left, Direction::OutOfRing) };
@@ -222,8 +221,8 @@ impl Application {
         }
         if self.readable() == 0 {
             self.take_token(socket);
-        } else if self.word(Word::Token).load(SeqCst) == 0 {
-            self.want_token(socket);
+        } else {
+            self.keep_readable(socket);
         }
     }
 
@@ -262,7 +261,9 @@ impl Application {
     /// Sees to it that the socket becomes readable again if bytes are left: after
     /// [`token_taken`](Self::token_taken), if they were not read.
     pub fn keep_readable(&self, socket: BorrowedFd<'_>) {
-        if self.readable() > 0 && self.word(Word::Token).load(SeqCst) == 0 {
+        let is_zero = |word| self.word(word).load(SeqCst) == 0;
+        // Whoever watches needs no token.
+        if self.readable() > 0 && is_zero(Word::Token) && is_zero(Word::Spinning) {
             self.want_token(socket);
         }
     }
@@ -273,29 +274,49 @@ impl Application {
         self.kick_if_asleep(socket);
     }
 
-    /// Waits for bytes without sleeping, for about so long. Returns whether there are some, or
+    /// Waits for bytes without sleeping, until `is_over`. Returns whether there are some, or
     /// something else has happened that the caller must look at.
-    pub fn spin(&self, patience: Duration) -> bool {
-        let has_news = || {
-            let is_over = |word| self.word(word).load(SeqCst) != 0;
-            self.readable() > 0 || is_over(Word::Ended) || is_over(Word::Closed)
-        };
-        if patience.is_zero() {
-            return has_news();
-        }
-        self.word(Word::Spinning).fetch_add(1, SeqCst);
-        fence(SeqCst);
-        let until = now() + patience;
-        let mut found = has_news();
-        while !found && now() < until {
+    pub fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
+        self.watch();
+        let mut found = self.has_news();
+        while !found && !is_over() {
             // The gateway may need this core.
             sched_yield();
-            found = has_news();
+            found = self.has_news();
         }
-        self.word(Word::Spinning).fetch_sub(1, SeqCst);
-        // The gateway may have sent no token because we were looking.
+        self.cease_to_watch();
+        found || self.has_news()
+    }
+
+    /// Whether there are bytes, or something else that the caller must look at.
+    pub fn has_news(&self) -> bool {
+        self.readable() > 0 || self.has_end()
+    }
+
+    /// Whether the gateway sends no more. The socket says so, too.
+    pub fn has_end(&self) -> bool {
+        let is = |word| self.word(word).load(SeqCst) != 0;
+        is(Word::Ended) || is(Word::Closed)
+    }
+
+    /// How many bytes have come so far, modulo 2³².
+    pub fn arrived(&self) -> u32 {
+        self.word(Word::ReceiveHead).load(SeqCst)
+    }
+
+    /// From now on somebody looks at the ring again and again, and the socket need say nothing.
+    pub fn watch(&self) {
+        self.word(Word::Spinning).fetch_add(1, SeqCst);
         fence(SeqCst);
-        found || has_news()
+    }
+
+    /// He looks no more. What has come before must be looked for once more.
+    pub fn cease_to_watch(&self) {
+        // The gateway may have set it to zero, because it has missed whoever watches.
+        let less = |watchers: u32| Some(watchers.saturating_sub(1));
+        // The closure always returns something, so this cannot fail.
+        self.word(Word::Spinning).fetch_update(SeqCst, SeqCst, less).ok();
+        fence(SeqCst);
     }
 
     /// Writes from `parts`. Returns how many bytes were taken: fewer than there are if the ring is
@@ -336,7 +357,7 @@ impl Application {
         let filled = self.filled(Ring::Send, head, self.word(Word::SendTail).load(Acquire));
         let room = self.segment.len_of(Ring::Send) - filled;
         let count = u32::try_from(most).map_or(room, |most| most.min(room));
-        let mut left = parts.iter().map(|part| Span::new(part.iov_base.cast(), part.iov_len));
+        let mut left = parts.iter().map(|part| Part::new(part.iov_base.cast(), part.iov_len));
         let runs = self.segment.runs(Ring::Send, head, count);
         // SAFETY: the caller promises its parts; the runs are within the ring, and the gateway has
         // taken out what was there.
@@ -424,66 +445,6 @@ impl Application {
     }
 }
 
-/// Which way bytes go between a ring and the program.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    IntoRing,
-    OutOfRing,
-}
-
-/// A part of the program's memory.
-struct Span {
-    start: *mut u8,
-    len: usize,
-}
-
-impl Span {
-    fn new(start: *mut u8, len: usize) -> Self {
-        Self { start, len }
-    }
-}
-
-/// Copies as many bytes as the runs have.
-///
-/// # Safety
-///
-/// The parts have at least as many bytes, and are valid for writes, or for reads if the bytes go
-/// into the ring. The runs are valid for both.
-unsafe fn copy_between(
-    runs: &[Piece; 2],
-    parts: &mut impl Iterator<Item = Span>,
-    direction: Direction,
-) {
-    let mut part = Span::new(ptr::null_mut(), 0);
-    for run in runs {
-        let mut done = 0;
-        while done < run.len {
-            if part.len == 0 {
-                let Some(next) = parts.next() else { return };
-                part = next;
-                continue;
-            }
-            let count = part.len.min(run.len - done);
-            let in_ring = run.base.as_ptr().wrapping_add(done);
-            let (source, target) = match direction {
-                Direction::IntoRing => (part.start, in_ring),
-                Direction::OutOfRing => (in_ring, part.start),
-            };
-            // SAFETY: `copy_nonoverlapping` asks for `count` valid bytes at both places, which the
-            // caller promises: `count` exceeds neither the part nor the run. A ring is no memory of
-            // the program's own, so they do not overlap.
-            unsafe { ptr::copy_nonoverlapping(source, target, count) };
-            part = Span::new(part.start.wrapping_add(count), part.len - count);
-            done += count;
-        }
-    }
-}
-
-/// How many bytes there are in all parts.
-fn length(parts: &[iovec]) -> usize {
-    parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
-}
-
 fn is_writable(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -495,12 +456,6 @@ fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
-}
-
-fn now() -> Duration {
-    let time = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// What does not wait, and raises no signal.

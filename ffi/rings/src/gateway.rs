@@ -48,7 +48,7 @@ pub struct Gateway {
     /// How often something has come by the socket and was left there: more than half of the send
     /// ring was full, so the socket may stay unwritable.
     left: AtomicU32,
-    /// Whether bytes of a stream have come by the socket, from a process that knows nothing of rings.
+    /// Whether bytes of a stream have come by the socket, from a process without rings.
     has_strayed: AtomicBool,
     /// What the poller calls the stream.
     key: AtomicU64,

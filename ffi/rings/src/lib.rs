@@ -15,7 +15,7 @@
 //! | `wants_token` | application | it has left bytes in the ring, and no token |
 //! | `asleep` | both | not 0: the gateway looks at the rings only after a *kick* |
 //! | `blocked` | gateway | the receive ring was full, and somebody waits for room |
-//! | `spinning` | application | so many threads watch the receive ring: no token is needed |
+//! | `spinning` | both | so many threads watch the receive ring: no token is needed |
 //! | `finished` | application | it sends no more; kicks need the socket, which is not shut down |
 //! | `ended` | gateway | it sends no more; the socket has ended, too |
 //! | `closed` | gateway | the connection is over; the number may be another file by now |
@@ -41,6 +41,7 @@ mod gateway;
 mod layout;
 mod lock;
 mod span;
+mod transfer;
 
 pub use application::Application;
 pub use gateway::{Broken, Gateway, News};

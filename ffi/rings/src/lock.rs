@@ -1,11 +1,11 @@
-//! The lock of whoever writes, between threads of the application, which may be of several processes,
-//! and the gateway, which takes it when it gives memory back.
+//! The lock of whoever writes, between threads of the application, which may be of several
+//! processes, and the gateway, which takes it when it gives memory back.
 //!
-//! It is held while bytes are copied, and never while somebody waits. But a process can be killed or
-//! stopped meanwhile, a signal handler can run in the very thread that has the lock, and can leave
-//! what it has interrupted for good (`siglongjmp`). Two copies at the same place would mix two
-//! streams. So the lock is taken away from the dead only; whoever cannot have it is told, at once or
-//! after a long while.
+//! It is held while bytes are copied, and never while somebody waits. But a process can be killed
+//! or stopped meanwhile, a signal handler can run in the very thread that has the lock, and can
+//! leave what it has interrupted for good (`siglongjmp`). Two copies at the same place would mix
+//! two streams. So the lock is taken away from the dead only; whoever cannot have it is told, at
+//! once or after a long while.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -132,6 +132,15 @@ fn preload_programs_by_rings() {
     play("preload_programs_by_rings", Preload::Rings, |program| program.name != "ssh");
 }
 
+/// Those that wait in `epoll_wait`, by threads that rather look than sleep.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn preload_programs_that_spin() {
+    let waits_by_epoll = ["nginx", "redis", "memcached", "asyncio"];
+    let is_played = |program: &Program| waits_by_epoll.contains(&program.name);
+    play("preload_programs_that_spin", Preload::Spinning, is_played);
+}
+
 fn play(test: &str, how: Preload, is_played: impl Fn(&Program) -> bool) {
     let site = Site::new(test);
     let Hosts { a, b, logs } = &site.hosts;

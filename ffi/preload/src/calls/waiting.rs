@@ -8,9 +8,10 @@ use std::slice;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
 use crate::epoll::{REGISTRATIONS, Registration};
+use crate::ringed::is_ringed;
 use crate::settle::settle;
 use crate::table::{Flag, Kind, TABLE};
-use crate::{real, stream, sys};
+use crate::{real, stream, sys, watch};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
@@ -76,6 +77,7 @@ static AT_ONCE: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
 ///
 /// There are `count` descriptors, or none at null.
 unsafe fn is_any_ready(fds: *mut pollfd, count: nfds_t) -> bool {
+    watch::cease();
     if fds.is_null() || !stream::is_any_reading_shut() {
         return false;
     }
@@ -116,6 +118,7 @@ unsafe extern "C-unwind" fn select(
     urgent: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    watch::cease();
     // SAFETY: the caller promises what `select` asks for.
     let result = unsafe { real::select(count, reading, writing, urgent, timeout) };
     // SAFETY: the kernel has read and written all sets.
@@ -131,6 +134,7 @@ unsafe extern "C-unwind" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    watch::cease();
     // SAFETY: the caller promises what `pselect` asks for.
     let result = unsafe { real::pselect(count, reading, writing, urgent, timeout, mask) };
     // SAFETY: the kernel has read and written all sets.
@@ -175,6 +179,14 @@ unsafe extern "C-unwind" fn epoll_ctl(
     if result != 0 {
         return result;
     }
+    if is_ringed(fd) {
+        // SAFETY: the kernel has read it, if it asks for one.
+        let (events, data) = match unsafe { event.as_ref() } {
+            Some(event) => (event.events, event.u64),
+            None => (0, 0),
+        };
+        watch::note(fd, operation, epoll, events, data);
+    }
     if operation == libc::EPOLL_CTL_DEL || event.is_null() {
         REGISTRATIONS.remove(fd, epoll);
     } else if may_be_switched {
@@ -185,4 +197,71 @@ unsafe extern "C-unwind" fn epoll_ctl(
         }
     }
     result
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
+    // SAFETY: it asks for nothing.
+    let epoll = unsafe { real::epoll_create(size) };
+    watch::epoll_made(epoll);
+    epoll
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: it asks for nothing.
+    let epoll = unsafe { real::epoll_create1(flags) };
+    watch::epoll_made(epoll);
+    epoll
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn epoll_wait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+) -> c_int {
+    let length = usize::try_from(count).unwrap_or(0);
+    if watch::patience().is_zero() || events.is_null() || length == 0 {
+        // SAFETY: the caller promises what `epoll_wait` asks for.
+        return unsafe { real::epoll_wait(epoll, events, count, timeout) };
+    }
+    // SAFETY: the caller promises room for so many events, which are numbers.
+    let room = unsafe { slice::from_raw_parts_mut(events, length) };
+    watch::epoll_wait(epoll, room, timeout, |room, timeout| {
+        let count = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
+        // SAFETY: `epoll_wait` asks for room: it is a live slice.
+        unsafe { real::epoll_wait(epoll, room.as_mut_ptr(), count, timeout) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn epoll_pwait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    if mask.is_null() {
+        // SAFETY: the caller promises what `epoll_pwait` asks for, which is the same then.
+        return unsafe { epoll_wait(epoll, events, count, timeout) };
+    }
+    watch::cease();
+    // SAFETY: the caller promises what `epoll_pwait` asks for.
+    unsafe { real::epoll_pwait(epoll, events, count, timeout, mask) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn epoll_pwait2(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    watch::cease();
+    // SAFETY: the caller promises what `epoll_pwait2` asks for.
+    unsafe { real::epoll_pwait2(epoll, events, count, timeout, mask) }
 }

@@ -76,9 +76,13 @@ impl Gateway {
         if !self.has_unread() || (self.is_awake() && !is_wanted) {
             return;
         }
-        // Who has taken the token, and was killed before he could say so, has taken it all the same.
-        if !self.is_awake() && self.has_token() && is_taken(socket) {
-            self.word(Word::Token).store(0, SeqCst);
+        // Who was killed after he had taken the token, and before he said so, has taken it.
+        if !self.is_awake() {
+            if self.has_token() && is_taken(socket) {
+                self.word(Word::Token).store(0, SeqCst);
+            }
+            // Whoever watches has not looked for long: he may be gone.
+            self.word(Word::Spinning).store(0, SeqCst);
         }
         // A socket that is broken reports that itself.
         let _ = self.send_token(socket);

@@ -1,0 +1,88 @@
+//! Signals while a thread looks instead of sleeping: they must end that as they end a sleep.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use libc::sigset_t;
+
+/// All signals are held back from this thread as long as this lives.
+pub(crate) struct Signals {
+    before: sigset_t,
+    looks: u32,
+}
+
+impl Signals {
+    pub(crate) fn block() -> Self {
+        let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::zeroed());
+        // SAFETY: `sigfillset` asks for a place for a set: a live local.
+        unsafe { libc::sigfillset(all.as_mut_ptr()) };
+        // SAFETY: `pthread_sigmask` asks for a set, which was just filled, and a place for one.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+        // SAFETY: all bits zero are an empty set, if it was not written.
+        Self { before: unsafe { before.assume_init() }, looks: 0 }
+    }
+
+    /// Whether one waits that was not held back before. Now and then it is looked for.
+    pub(crate) fn is_any_pending(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_multiple_of(LOOKS) {
+            return false;
+        }
+        let mut pending: sigset_t = {
+            // SAFETY: all bits zero are an empty set.
+            unsafe { MaybeUninit::zeroed().assume_init() }
+        };
+        // SAFETY: `sigpending` asks for a place for a set: a live local.
+        unsafe { libc::sigpending(&raw mut pending) };
+        (1..=LAST_SIGNAL).any(|signal| {
+            // SAFETY: `sigismember` asks for a set and a number.
+            let is_in = |set: &sigset_t| unsafe { libc::sigismember(set, signal) } == 1;
+            is_in(&pending) && !is_in(&self.before)
+        })
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: `pthread_sigmask` asks for a set: that which it has given before.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut());
+        }
+    }
+}
+
+/// A system call each time would cost as much as the look itself.
+const LOOKS: u32 = 8;
+const LAST_SIGNAL: libc::c_int = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_comes_meanwhile_is_noticed() {
+        let mut signals = Signals::block();
+        assert!((0..LOOKS).all(|_| !signals.is_any_pending()));
+        // SAFETY: `raise` asks for a number. This one is ignored by default, but held back now.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        assert!((0..LOOKS).any(|_| signals.is_any_pending()));
+        // It would end the process.
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: both ask for a place for a set: a live local.
+        unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+        // SAFETY: as above; it is a set now.
+        unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGUSR1) };
+        let mut taken = 0;
+        // SAFETY: `sigwait` asks for a set, and a place for a number.
+        assert_eq!(unsafe { libc::sigwait(set.as_ptr(), &raw mut taken) }, 0);
+        assert_eq!(taken, libc::SIGUSR1);
+        let mut nested = Signals::block();
+        // SAFETY: as above.
+        unsafe { libc::raise(libc::SIGUSR2) };
+        assert!((0..=LOOKS).all(|_| !nested.is_any_pending()), "held back before");
+        // SAFETY: as above.
+        unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGUSR2) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::sigwait(set.as_ptr(), &raw mut taken) }, 0);
+    }
+}

@@ -1,0 +1,571 @@
+//! Threads that rather look than sleep, where the program was started with `--spin`.
+//!
+//! Such a thread watches the rings from which it has read last, as long as it is awake. The gateway
+//! need not tell it by the sockets what has come: neither side makes a system call for a message.
+//! When the thread calls `epoll_wait`, it hears of the rings first, and of all else by the kernel.
+//! Before it sleeps, or waits in another way, it ceases to watch, and the sockets tell again.
+//!
+//! Only what epoll would report as readable is reported here; ends, errors and room for writing are
+//! left to the kernel. A socket may be in one epoll set, and not with EPOLLONESHOT or
+//! EPOLLEXCLUSIVE nor, if it is level-triggered, with EPOLLOUT. Others are not watched.
+//!
+//! A thread that ceases without saying so (it ends, or is killed) costs those who have the same
+//! connection some milliseconds each time: the gateway notices that nobody reads.
+
+use std::cell::Cell;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use libc::{c_int, epoll_event};
+use rustix::thread::sched_yield;
+
+use crate::mappings::Kept;
+use crate::signals::Signals;
+use crate::sys;
+use crate::table::{DESCRIPTORS_MAX, TABLE};
+
+/// In which epoll set a socket is, and how.
+struct Place {
+    /// Odd while somebody changes it.
+    version: AtomicU32,
+    /// The number of the epoll descriptor and one; zero if there is none, or another than one.
+    epoll: AtomicU32,
+    /// How many epoll descriptors with this number there have been.
+    generation: AtomicU32,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+/// The place of each socket.
+static PLACES: [Place; DESCRIPTORS_MAX] = [const { Place::new() }; DESCRIPTORS_MAX];
+/// How many epoll descriptors each number has been.
+static GENERATIONS: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
+
+/// A connection that this thread watches.
+#[derive(Clone, Copy)]
+struct Seat {
+    fd: RawFd,
+    kept: Kept,
+    events: u32,
+    data: u64,
+    /// What had arrived when it was reported last.
+    reported: u32,
+}
+
+/// What a thread watches, all of it in one epoll set.
+struct Seats {
+    epoll: Cell<RawFd>,
+    count: Cell<usize>,
+    all: [Cell<Option<Seat>>; SEATS_MAX],
+    /// Which one makes room next.
+    hand: Cell<usize>,
+    /// A signal handler may have interrupted the thread while it changes this.
+    is_busy: Cell<bool>,
+}
+
+thread_local! {
+    static SEATS: Seats = const {
+        Seats {
+            epoll: Cell::new(-1),
+            count: Cell::new(0),
+            all: [const { Cell::new(None) }; SEATS_MAX],
+            hand: Cell::new(0),
+            is_busy: Cell::new(false),
+        }
+    };
+}
+
+/// As many as a gateway looks at by itself.
+const SEATS_MAX: usize = 64;
+
+impl Place {
+    const fn new() -> Self {
+        Self {
+            version: AtomicU32::new(0),
+            epoll: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
+            events: AtomicU32::new(0),
+            data: AtomicU64::new(0),
+        }
+    }
+
+    /// Changes it, unless somebody else does so: then it is none.
+    fn set(&self, epoll: u32, events: u32, data: u64) {
+        let version = self.version.fetch_add(1, Ordering::AcqRel);
+        let generation = epoll.checked_sub(1).map_or(0, |number| generation(number.cast_signed()));
+        let is_ours = version.is_multiple_of(2);
+        self.epoll.store(if is_ours { epoll } else { 0 }, Ordering::Relaxed);
+        self.generation.store(generation, Ordering::Relaxed);
+        self.events.store(events, Ordering::Relaxed);
+        self.data.store(data, Ordering::Relaxed);
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The epoll descriptor, events and data; none if it is not to be watched there.
+    fn get(&self) -> Option<(RawFd, u32, u64)> {
+        let version = self.version.load(Ordering::Acquire);
+        let epoll = self.epoll.load(Ordering::Relaxed).checked_sub(1)?.cast_signed();
+        let (events, data) =
+            (self.events.load(Ordering::Relaxed), self.data.load(Ordering::Relaxed));
+        let is_same = self.generation.load(Ordering::Relaxed) == generation(epoll);
+        std::sync::atomic::fence(Ordering::Acquire);
+        let is_whole = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
+        (is_whole && is_same && is_suitable(events)).then_some((epoll, events, data))
+    }
+}
+
+fn place(fd: RawFd) -> Option<&'static Place> {
+    PLACES.get(usize::try_from(fd).ok()?)
+}
+
+fn generation(epoll: RawFd) -> u32 {
+    let number = usize::try_from(epoll).ok().and_then(|epoll| GENERATIONS.get(epoll));
+    number.map_or(0, |number| number.load(Ordering::Relaxed))
+}
+
+/// Whether rings may stand for the kernel.
+fn is_suitable(events: u32) -> bool {
+    let is = |flag: c_int| events & flag.cast_unsigned() != 0;
+    is(libc::EPOLLIN)
+        && !is(libc::EPOLLONESHOT)
+        && !is(libc::EPOLLEXCLUSIVE)
+        && (is(libc::EPOLLET) || !is(libc::EPOLLOUT))
+}
+
+/// How long threads look before they sleep; zero if they do not.
+pub(crate) fn patience() -> Duration {
+    #[cfg(test)]
+    return PATIENCE.with(Cell::get);
+    #[cfg(not(test))]
+    crate::settings::settings().map_or(Duration::ZERO, |settings| settings.spin)
+}
+
+#[cfg(test)]
+thread_local! {
+    static PATIENCE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// A new epoll descriptor has this number.
+pub(crate) fn epoll_made(epoll: RawFd) {
+    if let Some(number) = usize::try_from(epoll).ok().and_then(|epoll| GENERATIONS.get(epoll)) {
+        number.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A socket was put into an epoll set, or is there in another way.
+pub(crate) fn note(fd: RawFd, operation: c_int, epoll: RawFd, events: u32, data: u64) {
+    if patience().is_zero() {
+        return;
+    }
+    unseat(fd);
+    let Some(place) = place(fd) else { return };
+    let number = u32::try_from(epoll).map_or(0, |epoll| epoll + 1);
+    let is_there = place.get().is_some_and(|(there, ..)| there != epoll);
+    match operation {
+        libc::EPOLL_CTL_ADD if is_there => place.set(0, 0, 0),
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => place.set(number, events, data),
+        _ => place.set(0, 0, 0),
+    }
+}
+
+/// The number is closed, or about to be something else.
+pub(crate) fn forget(fd: RawFd) {
+    unseat(fd);
+    if let Some(place) = place(fd).filter(|place| place.epoll.load(Ordering::Relaxed) != 0) {
+        place.set(0, 0, 0);
+    }
+}
+
+/// This thread has read from a connection with rings, and would not have waited.
+pub(crate) fn has_read(fd: RawFd) {
+    if patience().is_zero() {
+        return;
+    }
+    let Some((epoll, events, data)) = place(fd).and_then(Place::get) else { return };
+    SEATS.with(|seats| {
+        let is_there = || seats.all.iter().any(|seat| seat.get().is_some_and(|it| it.fd == fd));
+        if seats.is_busy.get() || is_there() {
+            return;
+        }
+        if seats.epoll.get() != epoll {
+            seats.clear();
+            seats.epoll.set(epoll);
+        }
+        let Some(kept) = TABLE.rings(fd).map(|used| used.keep()) else { return };
+        seats.is_busy.set(true);
+        kept.rings.watch();
+        let seat = Seat { fd, kept, events, data, reported: kept.rings.arrived() };
+        let free = seats.all.iter().position(|seat| seat.get().is_none());
+        let index = free.unwrap_or_else(|| seats.next());
+        let displaced = seats.all[index].replace(Some(seat));
+        seats.count.set(seats.count.get() + 1);
+        seats.is_busy.set(false);
+        if let Some(displaced) = displaced {
+            seats.count.set(seats.count.get() - 1);
+            displaced.leave();
+        }
+    });
+}
+
+/// This thread ceases to watch all it watches: it is about to sleep, or to wait for something else.
+pub(crate) fn cease() {
+    SEATS.with(|seats| {
+        if seats.count.get() > 0 && !seats.is_busy.get() {
+            seats.clear();
+        }
+    });
+}
+
+/// The same of one connection.
+fn unseat(fd: RawFd) {
+    SEATS.with(|seats| {
+        if seats.count.get() == 0 || seats.is_busy.get() {
+            return;
+        }
+        for place in &seats.all {
+            if let Some(seat) = place.get().filter(|seat| seat.fd == fd) {
+                place.set(None);
+                seats.count.set(seats.count.get() - 1);
+                seat.leave();
+            }
+        }
+    });
+}
+
+/// The calling thread is that of a new process, and its parent goes on watching.
+pub(crate) fn after_fork() {
+    SEATS.with(|seats| {
+        for place in &seats.all {
+            if let Some(seat) = place.take() {
+                seat.kept.release();
+            }
+        }
+        seats.count.set(0);
+    });
+}
+
+impl Seats {
+    fn next(&self) -> usize {
+        self.hand.set((self.hand.get() + 1) % SEATS_MAX);
+        self.hand.get()
+    }
+
+    fn clear(&self) {
+        for place in &self.all {
+            if let Some(seat) = place.take() {
+                seat.leave();
+            }
+        }
+        self.count.set(0);
+    }
+
+    /// Reports what has come. Returns how many events there are.
+    fn collect(&self, epoll: RawFd, room: &mut [epoll_event]) -> usize {
+        let mut count = 0;
+        if self.count.get() == 0 || self.epoll.get() != epoll {
+            return 0;
+        }
+        for place in &self.all {
+            let Some(seat) = place.get() else { continue };
+            let Some(event) = room.get_mut(count) else { break };
+            let rings = seat.kept.rings;
+            if rings.has_end() {
+                // The kernel says so, and the socket tells what else there is.
+                place.set(None);
+                self.count.set(self.count.get() - 1);
+                seat.leave();
+                continue;
+            }
+            let arrived = rings.arrived();
+            let is_edge = seat.events & libc::EPOLLET.cast_unsigned() != 0;
+            if rings.readable() == 0 || (is_edge && arrived == seat.reported) {
+                continue;
+            }
+            place.set(Some(Seat { reported: arrived, ..seat }));
+            *event = epoll_event { events: libc::EPOLLIN.cast_unsigned(), u64: seat.data };
+            count += 1;
+        }
+        count
+    }
+}
+
+impl Seat {
+    /// Ceases to watch. If there are bytes, the socket says so.
+    fn leave(self) {
+        self.kept.rings.cease_to_watch();
+        let is_same = TABLE.rings(self.fd).is_some_and(|used| used.is(&self.kept));
+        if let Some(socket) = sys::borrow(self.fd).filter(|_| is_same) {
+            self.kept.rings.keep_readable(socket);
+        }
+        self.kept.release();
+    }
+}
+
+/// As `epoll_wait`; `real` is it, for a part of the room, and a time-out in milliseconds.
+pub(crate) fn epoll_wait(
+    epoll: RawFd,
+    room: &mut [epoll_event],
+    timeout: c_int,
+    real: impl FnOnce(&mut [epoll_event], c_int) -> c_int,
+) -> c_int {
+    let patience = patience();
+    if patience.is_zero() || !TABLE.has_rings() {
+        return real(room, timeout);
+    }
+    if let Some(result) = SEATS.with(|seats| look(seats, epoll, room)) {
+        return result;
+    }
+    if timeout == 0 {
+        return 0;
+    }
+    let begun = sys::now_precise();
+    let limit =
+        u64::try_from(timeout).map_or(patience, |ms| Duration::from_millis(ms).min(patience));
+    let mut signals = Signals::block();
+    while sys::now_precise().saturating_sub(begun) < limit {
+        sched_yield();
+        if let Some(result) = SEATS.with(|seats| look(seats, epoll, room)) {
+            return result;
+        }
+        if signals.is_any_pending() {
+            drop(signals);
+            return sys::fail(libc::EINTR);
+        }
+    }
+    cease();
+    drop(signals);
+    let waited = sys::now_precise().saturating_sub(begun).as_millis();
+    let waited = c_int::try_from(waited).unwrap_or(c_int::MAX);
+    real(room, if timeout < 0 { timeout } else { (timeout - waited).max(0) })
+}
+
+/// Looks at the rings and at all else. Returns what epoll would, unless there is nothing.
+fn look(seats: &Seats, epoll: RawFd, room: &mut [epoll_event]) -> Option<c_int> {
+    if seats.epoll.get() != epoll {
+        seats.clear();
+    }
+    let count = seats.collect(epoll, room);
+    let (ours, rest) = room.split_at_mut(count);
+    let found = if rest.is_empty() { 0 } else { sys::epoll_now(epoll, rest) };
+    let Ok(found) = usize::try_from(found) else {
+        return Some(if count > 0 { c_int::try_from(count).unwrap_or(0) } else { found });
+    };
+    let total = count + merge(ours, &mut rest[..found]);
+    (total > 0).then(|| c_int::try_from(total).unwrap_or(c_int::MAX))
+}
+
+/// What the kernel says of a socket of which we have said something becomes one event. Returns how
+/// many others there are, which come first.
+fn merge(ours: &mut [epoll_event], others: &mut [epoll_event]) -> usize {
+    let mut kept = 0;
+    for index in 0..others.len() {
+        let other = others[index];
+        let data = other.u64;
+        match ours.iter_mut().find(|event| event.u64 == data) {
+            Some(event) => event.events |= other.events,
+            None => {
+                others[kept] = other;
+                kept += 1;
+            }
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd as _, AsRawFd as _};
+
+    use super::*;
+    use crate::pair::Pair;
+    use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
+
+    const ADD: c_int = libc::EPOLL_CTL_ADD;
+    const IN: u32 = libc::EPOLLIN.cast_unsigned();
+    const EDGE: u32 = libc::EPOLLET.cast_unsigned();
+
+    /// An epoll set, and a connection in it.
+    struct Set {
+        epoll: std::os::fd::OwnedFd,
+        pair: Pair,
+    }
+
+    impl Set {
+        fn new(connection: u64, events: u32) -> Self {
+            PATIENCE.with(|patience| patience.set(Duration::from_millis(2)));
+            let epoll = create(CreateFlags::CLOEXEC).unwrap();
+            epoll_made(epoll.as_raw_fd());
+            let pair = Pair::new(connection);
+            rustix::io::ioctl_fionbio(&pair.ours, true).unwrap();
+            let flags = EventFlags::from_bits_retain(events);
+            add(&epoll, &pair.ours, EventData::new_u64(connection), flags).unwrap();
+            note(pair.fd(), ADD, epoll.as_raw_fd(), events, connection);
+            Self { epoll, pair }
+        }
+
+        /// What the program hears: events, and what belongs to them.
+        fn hears(&self, timeout: c_int) -> Vec<(u32, u64)> {
+            let mut room = [epoll_event { events: 0, u64: 0 }; 8];
+            let epoll = self.epoll.as_raw_fd();
+            let found = epoll_wait(epoll, &mut room, timeout, |room, timeout| {
+                let count = c_int::try_from(room.len()).unwrap();
+                // SAFETY: `epoll_wait` asks for room: it is a live slice.
+                unsafe { libc::epoll_wait(epoll, room.as_mut_ptr(), count, timeout) }
+            });
+            let found = usize::try_from(found).unwrap();
+            room[..found].iter().map(|event| (event.events, event.u64)).collect()
+        }
+
+        /// Whether the gateway need not say what comes.
+        fn is_watched(&self) -> bool {
+            SEATS.with(|seats| seats.count.get()) > 0
+        }
+    }
+
+    #[test]
+    fn what_comes_while_a_thread_looks_needs_no_token() {
+        let set = Set::new(21, IN);
+        let pair = &set.pair;
+        pair.comes(b"first");
+        assert_eq!(set.hears(-1), [(IN, 21)], "by the socket");
+        assert_eq!(pair.reads(9, 0).unwrap(), b"first");
+        assert!(set.is_watched());
+        pair.comes(b"second");
+        assert!(!pair.is(rustix::event::PollFlags::IN));
+        assert_eq!(set.hears(-1), [(IN, 21)]);
+        assert_eq!(set.hears(0), [(IN, 21)], "as long as there is something");
+        assert_eq!(pair.reads(3, 0).unwrap(), b"sec");
+        assert_eq!(set.hears(0), [(IN, 21)]);
+        assert_eq!(pair.reads(9, 0).unwrap(), b"ond");
+        assert!(set.hears(0).is_empty());
+        assert!(set.hears(10).is_empty() && !set.is_watched(), "it has slept");
+        pair.comes(b"third");
+        assert_eq!(set.hears(-1), [(IN, 21)], "by the socket");
+    }
+
+    #[test]
+    fn edges_are_told_once() {
+        let set = Set::new(22, IN | EDGE);
+        let pair = &set.pair;
+        pair.comes(b"a");
+        assert_eq!(set.hears(-1), [(IN, 22)]);
+        assert_eq!(pair.reads(9, 0).unwrap(), b"a");
+        pair.comes(b"bc");
+        assert_eq!(set.hears(0), [(IN, 22)]);
+        assert!(set.hears(0).is_empty(), "told");
+        assert_eq!(pair.reads(1, 0).unwrap(), b"b");
+        assert!(set.hears(0).is_empty(), "told");
+        pair.comes(b"d");
+        assert_eq!(set.hears(0), [(IN, 22)]);
+        assert_eq!(pair.reads(9, 0).unwrap(), b"cd");
+    }
+
+    /// Whoever waits in another way must hear what has come while nobody said so.
+    #[test]
+    fn who_ceases_leaves_the_socket_as_it_would_be() {
+        let set = Set::new(23, IN);
+        let pair = &set.pair;
+        for cease_by in [cease as fn(), || forget_all(), after_fork] {
+            pair.comes(b"x");
+            assert_eq!(set.hears(-1).len(), 1);
+            assert_eq!(pair.reads(9, 0).unwrap(), b"x");
+            assert!(set.is_watched());
+            pair.comes(b"y");
+            cease_by();
+            assert!(!set.is_watched());
+            pair.gateway.fall_asleep();
+            pair.gateway.serve(pair.near.as_fd());
+            assert!(pair.is(rustix::event::PollFlags::IN));
+            pair.gateway.wake_up();
+            assert_eq!(pair.reads(9, 0).unwrap(), b"y");
+            cease();
+        }
+    }
+
+    fn forget_all() {
+        SEATS.with(Seats::clear);
+    }
+
+    #[test]
+    fn sockets_that_the_kernel_must_report_are_not_watched() {
+        let flag = c_int::cast_unsigned;
+        for events in [
+            flag(libc::EPOLLOUT),
+            IN | flag(libc::EPOLLONESHOT),
+            IN | flag(libc::EPOLLEXCLUSIVE),
+            IN | flag(libc::EPOLLOUT),
+        ] {
+            assert!(!is_suitable(events), "{events:x}");
+        }
+        assert!(is_suitable(IN | EDGE | flag(libc::EPOLLOUT)) && is_suitable(IN));
+        let set = Set::new(24, IN);
+        let read = || {
+            set.pair.comes(b"x");
+            assert_eq!(set.pair.reads(9, 0).unwrap(), b"x");
+            let is_watched = set.is_watched();
+            cease();
+            is_watched
+        };
+        assert!(read());
+        note(set.pair.fd(), libc::EPOLL_CTL_MOD, set.epoll.as_raw_fd(), IN | EDGE, 5);
+        assert!(read());
+        // A socket in two sets.
+        note(set.pair.fd(), ADD, set.epoll.as_raw_fd() + 1, IN, 5);
+        assert!(!read());
+        note(set.pair.fd(), ADD, set.epoll.as_raw_fd(), IN, 5);
+        assert!(read());
+        // Another set with the number of the first one.
+        epoll_made(set.epoll.as_raw_fd());
+        assert!(!read());
+        note(set.pair.fd(), ADD, set.epoll.as_raw_fd(), IN, 5);
+        note(set.pair.fd(), libc::EPOLL_CTL_DEL, set.epoll.as_raw_fd(), 0, 0);
+        assert!(!read());
+    }
+
+    /// Each event is told once, whoever has found it.
+    #[test]
+    fn what_both_say_becomes_one() {
+        let event = |events, u64| epoll_event { events, u64 };
+        let mut ours = [event(IN, 1), event(IN, 2)];
+        let mut others = [event(8, 3), event(16, 2), event(4, 9)];
+        assert_eq!(merge(&mut ours, &mut others), 2);
+        let all: Vec<_> = ours.iter().chain(&others[..2]).map(|it| (it.events, it.u64)).collect();
+        assert_eq!(all, [(IN, 1), (IN | 16, 2), (8, 3), (4, 9)]);
+    }
+
+    /// With more connections than a thread watches, all are heard.
+    #[test]
+    fn a_crowd_is_heard() {
+        let first = Set::new(100, IN);
+        let more: Vec<_> = (101..100 + SEATS_MAX as u64 + 20)
+            .map(|connection| {
+                let pair = Pair::new(connection);
+                rustix::io::ioctl_fionbio(&pair.ours, true).unwrap();
+                let data = EventData::new_u64(connection);
+                add(&first.epoll, &pair.ours, data, EventFlags::IN).unwrap();
+                note(pair.fd(), ADD, first.epoll.as_raw_fd(), IN, connection);
+                pair
+            })
+            .collect();
+        let all: Vec<_> = [&first.pair].into_iter().chain(&more).collect();
+        for round in 0..3 {
+            all.iter().for_each(|pair| pair.comes(b"x"));
+            let mut heard = vec![0; all.len()];
+            while heard.contains(&0) {
+                for (events, connection) in first.hears(1000) {
+                    assert_eq!(events, IN);
+                    let index = usize::try_from(connection - 100).unwrap();
+                    if let Ok(bytes) = all[index].reads(9, 0) {
+                        heard[index] += bytes.len();
+                    }
+                }
+                // As the gateway does for those that miss a token.
+                all.iter().for_each(|pair| {
+                    pair.gateway.serve(pair.near.as_fd());
+                });
+            }
+            assert!(heard.iter().all(|count| *count == 1), "round {round}");
+        }
+    }
+}
