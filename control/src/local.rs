@@ -25,7 +25,7 @@ use rustix::net::{
     connect, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 use smcgate_door::{Name, Reply, Request};
-use smcr_os::{credentials, passing};
+use smcr_os::{credentials, passing, quiet};
 use smcr_proto::Instant;
 
 use crate::config;
@@ -213,6 +213,7 @@ pub struct Before {
     blocks: bool,
     urgent_in_line: bool,
     linger: Option<Duration>,
+    options: quiet::Options,
 }
 
 impl Before {
@@ -227,6 +228,7 @@ impl Before {
             blocks: !flags.contains(rustix::fs::OFlags::NONBLOCK),
             urgent_in_line: sockopt::socket_oobinline(socket)?,
             linger: sockopt::socket_linger(socket)?,
+            options: quiet::Options::take(socket.as_fd()),
         };
         // Whoever closes it last would wait for its bytes to leave.
         sockopt::set_socket_linger(socket, None)?;
@@ -241,6 +243,7 @@ impl Before {
         let _ = rustix::io::ioctl_fionbio(socket, !self.blocks);
         let _ = sockopt::set_socket_oobinline(socket, self.urgent_in_line);
         let _ = sockopt::set_socket_linger(socket, self.linger);
+        self.options.restore(socket.as_fd());
     }
 }
 

@@ -17,6 +17,7 @@ pub mod offload;
 mod option;
 pub mod packet;
 pub mod passing;
+pub mod quiet;
 pub mod seccomp;
 pub mod tcp;
 pub mod udp;
