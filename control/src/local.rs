@@ -7,6 +7,8 @@
 //! Whoever may connect to the door is a program of this host, but it may be hostile: what it sends
 //! is checked, and what it brings is used only if it is a TCP socket.
 
+mod crowd;
+
 use std::fs::{self, Permissions};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -99,7 +101,8 @@ impl Door {
         let socket = accept_with(&self.socket, flags)?;
         let who = credentials::of_peer(socket.as_fd()).ok();
         let who = who.filter(|it| self.config.admits(it.uid, it.gid));
-        let (Some(who), true) = (who, self.callers.len() < CALLERS_MAX) else {
+        let who = who.filter(|it| self.make_room(it.uid));
+        let Some(who) = who else {
             self.refused += 1;
             return Ok(None);
         };
@@ -184,6 +187,19 @@ impl Door {
     /// How many connections a process may have.
     pub fn connections_per_process(&self) -> u32 {
         self.config.connections_per_process
+    }
+
+    /// Makes room for a caller of the user `uid`. If there is none, the user that has most callers
+    /// loses the one that has been silent for longest. Returns whether there is room now.
+    fn make_room(&mut self, uid: u32) -> bool {
+        if self.callers.len() < CALLERS_MAX {
+            return true;
+        }
+        let all = self.callers.iter();
+        let all: Vec<_> =
+            all.map(|(key, caller)| (key, caller.process.uid, caller.until)).collect();
+        let displaced = crowd::displaced(uid, &all);
+        displaced.inspect(|key| self.dismiss(*key)).is_some()
     }
 }
 

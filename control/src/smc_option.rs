@@ -243,6 +243,16 @@ impl fmt::Debug for SmcOption {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place([u8; 16]);
 
+impl Place {
+    /// That of a port, zero for all, in the network namespace with this cookie.
+    pub fn at(network: u64, port: u32) -> Self {
+        let mut place = [0; 16];
+        place[..8].copy_from_slice(&network.to_ne_bytes());
+        place[8..12].copy_from_slice(&port.to_ne_bytes());
+        Self(place)
+    }
+}
+
 fn place_of(listener: BorrowedFd<'_>, ports: Ports) -> io::Result<Place> {
     let network = smcr_os::tcp::network_cookie(listener)?;
     let port = match ports {
@@ -255,10 +265,7 @@ fn place_of(listener: BorrowedFd<'_>, ports: Ports) -> io::Result<Place> {
             }
         }
     };
-    let mut place = [0; 16];
-    place[..8].copy_from_slice(&network.to_ne_bytes());
-    place[8..12].copy_from_slice(&port.to_ne_bytes());
-    Ok(Place(place))
+    Ok(Place::at(network, port))
 }
 
 /// Why the TCP option cannot be used on this host. Displays as a reason and what to do.

@@ -4,10 +4,12 @@
 //! the connection is one of a listener without an address: the gateway's end of the Unix socket is
 //! the application's side of it, the TCP socket the peer's.
 
+mod counts;
 mod marks;
+mod places;
 mod rings;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -19,17 +21,18 @@ use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
+use self::counts::Counts;
+use self::places::Places;
 use self::rings::Shared;
 use super::Gateway;
 use crate::admission::Standing;
 use crate::config::{Config, Protocol};
 use crate::listener::{Common, reset};
-use crate::local::{self, Asked, Before, Door, Gone};
+use crate::local::{self, Asked, Before, Caller, Door, Gone};
 use crate::reactor::Token;
 use crate::rendezvous::Arrival;
 use crate::sessions::Negotiating;
 use crate::slab::Key;
-use crate::smc_option;
 use crate::stats::Process;
 use crate::termination::Termination;
 
@@ -42,9 +45,8 @@ pub(super) struct Local {
     accepts: u16,
     /// Programs that wait until it is known what becomes of their connection.
     waiting: HashMap<Key, Waiting>,
-    processes: Processes,
-    /// Where listening sockets of programs are marked.
-    places: HashSet<smc_option::Place>,
+    counts: Counts,
+    places: Places,
     shared: Shared,
 }
 
@@ -59,18 +61,12 @@ struct Waiting {
     until: Instant,
 }
 
-/// How many connections each program has.
-#[derive(Debug, Default)]
-struct Processes {
-    by_id: HashMap<u32, (u32, String)>,
-}
-
 impl Local {
     /// What comes by `door` belongs to these listeners.
     pub(super) fn new(door: Door, connects: u16, accepts: u16) -> Self {
-        let (waiting, processes, places) = Default::default();
+        let (waiting, counts, places) = Default::default();
         let shared = Shared::default();
-        Self { door, connects, accepts, waiting, processes, places, shared }
+        Self { door, connects, accepts, waiting, counts, places, shared }
     }
 
     /// When [`Gateway::expire_local`] may have something to do, at the latest.
@@ -81,7 +77,7 @@ impl Local {
 
     /// A connection of this program is over.
     pub(super) fn leave(&mut self, process: &Process) {
-        self.processes.leave(process.pid);
+        self.counts.leave(process);
     }
 
     /// What became of the rendezvous `key`, whose program may wait for that: it goes on by the Unix
@@ -97,28 +93,6 @@ impl Local {
         self.shared.forget(key);
         if let Some(Waiting { caller, .. }) = self.waiting.remove(&key) {
             self.door.dismiss(caller);
-        }
-    }
-}
-
-impl Processes {
-    /// How many connections a program has.
-    fn of(&self, pid: u32) -> u32 {
-        self.by_id.get(&pid).map_or(0, |(count, _)| *count)
-    }
-
-    /// One more. Returns the program's name.
-    fn enter(&mut self, pid: u32) -> String {
-        let entry = self.by_id.entry(pid).or_insert_with(|| (0, local::command_of(pid)));
-        entry.0 += 1;
-        entry.1.clone()
-    }
-
-    fn leave(&mut self, pid: u32) {
-        let (count, _) = self.by_id.get_mut(&pid).expect("whoever leaves has entered");
-        *count -= 1;
-        if *count == 0 {
-            self.by_id.remove(&pid);
         }
     }
 }
@@ -197,7 +171,7 @@ impl<N: Rnic> Gateway<N> {
                 self.leave_alone(caller, reply, socket);
             }
             (Request::Listen, Some(socket)) => {
-                let reply = self.mark_listener(&socket);
+                let reply = self.mark_listener(now, caller, &socket);
                 self.leave_alone(caller, reply, socket);
             }
             (Request::Connected { waits, rings }, Some(socket)) => {
@@ -253,7 +227,7 @@ impl<N: Rnic> Gateway<N> {
             return self.leave_alone(caller, Reply::Leave { seconds: LATER_S }, socket);
         }
         // From here on the peer waits for a rendezvous, and nothing else will do.
-        let taken = self.take_over(caller, index, &socket);
+        let taken = self.take_over(now, caller, index, (own.ip(), &socket));
         let Some(Taken { near, app, before, process }) = taken else {
             return self.turn_program_away(now, caller, index, (own, socket));
         };
@@ -292,7 +266,7 @@ impl<N: Rnic> Gateway<N> {
         if !self.is_marking() || !self.option.peer_offered(&socket, peer) {
             return self.leave_alone(caller, Reply::Leave { seconds: 0 }, socket);
         }
-        let taken = self.take_over(caller, index, &socket);
+        let taken = self.take_over(now, caller, index, (peer.ip(), &socket));
         let Some(Taken { near, app, process, .. }) = taken else {
             return self.turn_program_away(now, caller, index, (peer, socket));
         };
@@ -320,21 +294,33 @@ impl<N: Rnic> Gateway<N> {
         self.begin_local(now, key, arrival);
     }
 
-    /// What it takes to serve a connection of a program; none if the gateway cannot.
-    fn take_over(&mut self, caller: Key, index: u16, socket: &OwnedFd) -> Option<Taken> {
-        let local = self.local.as_ref()?;
-        let has = local.processes.of(local.door.caller(caller)?.process.pid);
-        let is_over = has >= local.door.connections_per_process();
-        if is_over || self.is_full() || !self.option.take(socket) {
+    /// What it takes to serve a connection of a program, which comes from `source`; none if the
+    /// gateway cannot.
+    fn take_over(
+        &mut self,
+        now: Instant,
+        caller: Key,
+        index: u16,
+        (source, socket): (IpAddr, &OwnedFd),
+    ) -> Option<Taken> {
+        let may = self.has_room_for(caller) && self.has_room(now, source);
+        if !may || !self.option.take(socket) {
             return None;
         }
         let before = Before::take(socket).ok()?;
         let (near, app) = local::stream().ok()?;
         let local = self.local.as_mut()?;
         let mut process = local.door.caller(caller)?.process.clone();
-        process.command = local.processes.enter(process.pid);
+        process.command = local.counts.enter(&process);
         self.listeners[usize::from(index)].accepted += 1;
         Some(Taken { near, app, before, process })
+    }
+
+    /// Whether a program may have one more connection, beside those that it and its user have.
+    fn has_room_for(&self, caller: Key) -> bool {
+        let Some(Local { door, counts, .. }) = &self.local else { return false };
+        let Some(Caller { process, .. }) = door.caller(caller) else { return false };
+        counts.have_room(door.connections_per_process(), process, self.free())
     }
 
     /// The gateway cannot serve a connection whose peer waits for a rendezvous.
@@ -347,7 +333,11 @@ impl<N: Rnic> Gateway<N> {
     ) {
         reset(socket);
         self.turned_away(now, index, Some(source), Termination::Limit);
-        self.log_limit(now, index, "connections of the process: those of programs are reset");
+        self.log_limit(
+            now,
+            index,
+            "connections of the process, a program or a user: those of programs are reset",
+        );
         self.dismiss(caller);
     }
 
@@ -499,20 +489,6 @@ const ACCEPT_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A program that has lost its place in the count could have any number of connections, or
-    /// none.
-    #[test]
-    fn each_connection_of_a_process_counts_once() {
-        let mut processes = Processes::default();
-        let own = std::process::id();
-        let command = processes.enter(own);
-        assert!(!command.is_empty() && processes.enter(own) == command);
-        assert_eq!((processes.of(own), processes.of(1)), (2, 0));
-        processes.leave(own);
-        processes.leave(own);
-        assert_eq!((processes.of(own), processes.by_id.len()), (0, 0));
-    }
 
     #[test]
     fn a_number_names_a_session() {

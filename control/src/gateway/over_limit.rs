@@ -16,8 +16,14 @@ impl<N: Rnic> Gateway<N> {
     /// Whether the process has as many connections as it may have.
     pub(super) fn is_full(&self) -> bool {
         let waiting = self.listeners.iter().map(|one| one.admission.waiting.len());
-        let all = self.sessions.len() + self.introductions.len() + waiting.sum::<usize>();
-        all >= self.config.limits.connections_max as usize
+        waiting.sum::<usize>() >= self.free()
+    }
+
+    /// How many more connections the process may have, if those that wait for their turn did not
+    /// have a part of that.
+    pub(super) fn free(&self) -> usize {
+        let all = self.sessions.len() + self.introductions.len();
+        (self.config.limits.connections_max as usize).saturating_sub(all)
     }
 
     /// Whether the process has room for one more connection of `source`. Those that wait take up
@@ -26,15 +32,25 @@ impl<N: Rnic> Gateway<N> {
         if !self.is_full() {
             return true;
         }
-        let waiting = || self.listeners.iter().map(|one| &one.admission.waiting);
-        let own: usize = waiting().map(|waiting| waiting.of_source(source)).sum();
-        let busiest = waiting().zip(0..).filter_map(|(one, slot)| Some((one.busiest()?, slot)));
-        let busiest = busiest.max().filter(|((len, _), _)| own + 1 < *len);
-        let Some(((_, busiest), slot)) = busiest else { return false };
+        let Some((busiest, slot)) = self.displaced_by(source) else { return false };
         let waiting = &mut self.listeners[slot].admission.waiting;
         let displaced = waiting.displace(busiest).expect("it has more than one");
         self.give_up(now, number(slot), displaced);
         true
+    }
+
+    /// What [`has_room`](Self::has_room) would return, without making the room.
+    pub(super) fn may_have_room(&self, source: IpAddr) -> bool {
+        !self.is_full() || self.displaced_by(source).is_some()
+    }
+
+    /// Which source would lose one that waits, and at which listener, for a connection of `source`.
+    fn displaced_by(&self, source: IpAddr) -> Option<(IpAddr, usize)> {
+        let waiting = || self.listeners.iter().map(|one| &one.admission.waiting);
+        let own: usize = waiting().map(|waiting| waiting.of_source(source)).sum();
+        let busiest = waiting().zip(0..).filter_map(|(one, slot)| Some((one.busiest()?, slot)));
+        let ((_, busiest), slot) = busiest.max().filter(|((len, _), _)| own + 1 < *len)?;
+        Some((busiest, slot))
     }
 
     /// Lets a connection in, unless it exceeds a limit of listener `index`: then it waits, comes in

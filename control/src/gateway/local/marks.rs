@@ -44,11 +44,9 @@ impl<N: Rnic> Gateway<N> {
     /// What keeps a connection of a program to `peer` from becoming SMC-R: for so many seconds.
     fn obstacle(&self, now: Instant, caller: Key, peer: SocketAddr) -> Option<u32> {
         let local = self.local.as_ref()?;
-        let process = local.door.caller(caller).map(|caller| caller.process.pid);
-        let has = process.map_or(0, |pid| local.processes.of(pid));
-        let is_over = has >= local.door.connections_per_process();
         let listener = &self.listeners[usize::from(local.connects)];
-        if self.draining.is_some() || listener.drained || is_over || self.is_full() {
+        let may = self.has_room_for(caller) && self.may_have_room(HERE);
+        if self.draining.is_some() || listener.drained || !may {
             Some(SOON_S)
         } else if !self.is_marking() || self.is_out_of_reach(peer.ip()) {
             Some(LATER_S)
@@ -71,7 +69,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// Has the SYN-ACKs of a listening socket answer SMC-R.
-    pub(super) fn mark_listener(&mut self, socket: &OwnedFd) -> Reply {
+    pub(super) fn mark_listener(&mut self, now: Instant, caller: Key, socket: &OwnedFd) -> Reply {
         let Some(local) = &mut self.local else { return Reply::Leave { seconds: SOON_S } };
         if self.draining.is_some() || self.listeners[usize::from(local.accepts)].drained {
             return Reply::Leave { seconds: SOON_S };
@@ -79,9 +77,13 @@ impl<N: Rnic> Gateway<N> {
         if !matches!(self.option, OptionSource::Ebpf(_)) {
             return Reply::Leave { seconds: LATER_S };
         }
+        if !local.places.have_room() {
+            local.places.displace().iter().for_each(|place| self.option.forget(place));
+        }
+        let uid = local.door.caller(caller).expect("it has just asked").process.uid;
         match self.option.mark_listener(socket, Ports::Own) {
             Ok(place) => {
-                local.places.extend(place);
+                place.into_iter().for_each(|place| local.places.note(now, place, uid));
                 Reply::Marked
             }
             Err(_) => Reply::Leave { seconds: SOON_S },
@@ -95,3 +97,6 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 }
+
+/// The source of connections that nobody has made yet. None of them ever waits.
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
