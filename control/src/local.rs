@@ -297,8 +297,8 @@ pub fn is_tcp(socket: &OwnedFd) -> bool {
 /// Whether this request comes with such a descriptor.
 fn is_wanted(request: Option<Request>, socket: &OwnedFd) -> bool {
     match request {
-        None | Some(Request::Reset { .. }) => false,
-        Some(Request::Attach { .. }) => {
+        None => false,
+        Some(Request::Attach { .. } | Request::Reset { .. }) => {
             sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
                 && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
         }

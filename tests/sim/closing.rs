@@ -169,6 +169,63 @@ fn who_writes_to_a_closed_program_is_reset() {
     }
 }
 
+/// A program that closes with SO_LINGER of zero wants a reset, and a Unix socket cannot say so.
+/// What it has written before leaves first, and who has a copy of the socket goes on.
+#[test]
+fn a_socket_that_is_to_be_reset_at_its_end_is() {
+    for transport in Transport::BOTH {
+        for says_late in [false, true] {
+            let mut cluster = Cluster::calm();
+            let connection = cluster.connect(transport);
+            let id = cluster.pairs[connection].ids[0].unwrap();
+            let say = |cluster: &mut Cluster| {
+                cluster.host(Client).command(Command::ResetAtEnd { connection: id });
+            };
+            if !says_late {
+                say(&mut cluster);
+            }
+            cluster.application(Client, connection).write(10 * KIB);
+            cluster.application(Client, connection).finish();
+            cluster.run_until_quiet();
+            let server = cluster.application(Server, connection);
+            assert_eq!((server.received(), server.heard()), (10 * KIB as u64, Heard::End));
+            server.write(KIB);
+            cluster.run_until_quiet();
+            assert_eq!(cluster.application(Client, connection).received(), KIB as u64);
+            cluster.application(Client, connection).close();
+            if says_late {
+                cluster.run_until_quiet();
+                say(&mut cluster);
+            }
+            cluster.run_until_quiet();
+            assert!(cluster.is_closed(connection), "{transport:?}, late: {says_late}");
+            assert_eq!(endings(&cluster, connection)[0], Ending::ResetByApplication);
+            cluster.assert_nothing_is_left();
+        }
+    }
+}
+
+/// The same where the end is that of both directions.
+#[test]
+fn a_closed_socket_is_reset_behind_its_bytes() {
+    for transport in Transport::BOTH {
+        let mut cluster = Cluster::calm();
+        let connection = cluster.connect(transport);
+        cluster.application(Client, connection).write(10 * KIB);
+        let id = cluster.pairs[connection].ids[0].unwrap();
+        cluster.host(Client).command(Command::ResetAtEnd { connection: id });
+        let bytes_in = |cluster: &mut Cluster| cluster.host(Client).counters.bytes_in.get();
+        while cluster.application(Client, connection).act() {}
+        assert_eq!(bytes_in(&mut cluster), 0, "they are on their way");
+        cluster.application(Client, connection).close();
+        cluster.run_until_quiet();
+        assert_eq!(bytes_in(&mut cluster), 10 * KIB as u64);
+        assert_eq!(cluster.application(Server, connection).heard(), Heard::Reset);
+        assert_eq!(endings(&cluster, connection)[0], Ending::ResetByApplication);
+        cluster.assert_nothing_is_left();
+    }
+}
+
 /// The operator's abort, the end of a drain, and what is due to a connection whose element the peer
 /// gave to another: nothing more is written for it, what had arrived is not delivered.
 // RFC 7609 4.4.2 #4: abort without writing the element

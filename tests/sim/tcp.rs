@@ -418,6 +418,10 @@ impl Streams for Sockets {
         !lock(&stream.0).inbound.bytes.is_empty()
     }
 
+    fn is_abandoned(&self, stream: &Stream) -> bool {
+        lock(&stream.0).application_gone
+    }
+
     fn ahead(&mut self, stream: &Stream) -> Ahead {
         self.count();
         lock(&stream.0).ahead()

@@ -50,6 +50,7 @@ impl<N: Rnic> Gateway<N> {
                 if let Some(local) = &mut self.local {
                     local.switch(key);
                 }
+                self.reset_at_end(key);
                 if ended {
                     self.sessions.suspect(now, key);
                 }
@@ -73,6 +74,7 @@ impl<N: Rnic> Gateway<N> {
                     pollers.command(port, relay);
                     Carried::Tcp { port, reason }
                 });
+                self.reset_at_end(key);
                 self.watch_speed(now, key);
             }
             Effect::Reset { key, why } => self.reset(now, key, why),

@@ -183,16 +183,17 @@ impl<N: Rnic> Gateway<N> {
             (Request::Attach { connection }, Some(socket)) => {
                 self.attach(caller, connection, socket);
             }
-            (Request::Reset { connection }, _) => {
-                self.reset_for(now, caller, connection);
-                self.reply(caller, Reply::Done);
+            (Request::Reset { connection }, Some(socket)) => {
+                self.reset_for(key_of(connection), &socket);
+                self.leave_alone(caller, Reply::Done, socket);
             }
             (
                 Request::Mark { .. }
                 | Request::Listen
                 | Request::Connected { .. }
                 | Request::Accepted { .. }
-                | Request::Attach { .. },
+                | Request::Attach { .. }
+                | Request::Reset { .. },
                 None,
             ) => self.dismiss(caller),
         }
@@ -203,11 +204,6 @@ impl<N: Rnic> Gateway<N> {
     fn leave_alone(&mut self, caller: Key, reply: Reply, socket: OwnedFd) {
         let door = &mut self.local.as_mut().expect(ASKED_AT_THE_DOOR).door;
         door.close(socket);
-        door.answer(caller, reply, None);
-    }
-
-    fn reply(&mut self, caller: Key, reply: Reply) {
-        let door = &mut self.local.as_mut().expect(ASKED_AT_THE_DOOR).door;
         door.answer(caller, reply, None);
     }
 
@@ -235,7 +231,7 @@ impl<N: Rnic> Gateway<N> {
         let one = negotiating(now, (index, Protocol::Tcp), (own, peer), sockets);
         let key = self.sessions.insert(one);
         let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
-        let rings = rings && local.door.offers_rings() && local.shared.make(key, &app);
+        let rings = local.shared.enter(key, &app, rings && local.door.offers_rings());
         let name = Name { connection: number(key), local: own, peer, rings };
         let named = local::name(&app, &name);
         if waits && named.is_ok() {
@@ -274,7 +270,7 @@ impl<N: Rnic> Gateway<N> {
         let one = negotiating(now, (index, Protocol::Smc), (peer, own), sockets);
         let key = self.sessions.insert(one);
         let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
-        let rings = rings && local.door.offers_rings() && local.shared.make(key, &app);
+        let rings = local.shared.enter(key, &app, rings && local.door.offers_rings());
         let name = Name { connection: number(key), local: own, peer, rings };
         // Whatever comes of it, it comes by this socket; a stream that nobody named is a reset one.
         let named = local::name(&app, &name);
@@ -387,18 +383,6 @@ impl<N: Rnic> Gateway<N> {
         drop(one);
         local.door.answer(caller, Reply::Leave { seconds: 0 }, None);
         true
-    }
-
-    /// A program resets a connection: its own, or that of another program of its user.
-    fn reset_for(&mut self, now: Instant, caller: Key, connection: u64) {
-        let door = &self.local.as_ref().expect(ASKED_AT_THE_DOOR).door;
-        let who = door.caller(caller).expect("it has just asked").process.uid;
-        let key = key_of(connection);
-        let process = self.sessions.process(key);
-        if process.is_some_and(|process| who == 0 || process.uid == who) {
-            self.abort(key, Termination::Reset);
-            self.settle(now);
-        }
     }
 
     /// Looks after programs that wait.

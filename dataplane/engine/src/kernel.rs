@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, sockopt};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -326,6 +326,13 @@ impl Streams for Kernel {
             // A read says what is wrong.
             Some(rings) => rings.readable() != Ok(0),
         }
+    }
+
+    fn is_abandoned(&self, stream: &Near) -> bool {
+        let mut polled = [PollFd::new(stream, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_found = poll(&mut polled, Some(&at_once)).is_ok_and(|count| count > 0);
+        is_found && polled[0].revents().contains(PollFlags::HUP)
     }
 
     fn ahead(&mut self, stream: &Near) -> Ahead {

@@ -9,8 +9,8 @@ use core::net::SocketAddr;
 
 use crate::{MAGIC, Malformed, VERSION, address, kind};
 
-/// A request of the library. [`Attach`](Self::Attach) brings a Unix socket, [`Reset`](Self::Reset)
-/// none, and the others a TCP socket.
+/// A request of the library. [`Attach`](Self::Attach) and [`Reset`](Self::Reset) bring the Unix
+/// socket that proves that the connection is the application's, the others a TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Offer SMC-R in the SYN of this socket, which the application is about to connect to `peer`.
@@ -43,7 +43,8 @@ pub enum Request {
         /// The bytes shall go by shared memory, if the gateway offers that.
         rings: bool,
     },
-    /// The application wants this connection reset, and is about to close it.
+    /// The application wants this connection reset as soon as nobody has this Unix socket any more,
+    /// and is about to close it. What it has written before comes first.
     ///
     /// Answer: [`Done`](crate::Reply::Done).
     Reset {

@@ -252,7 +252,7 @@ pub(crate) fn before_close(fd: RawFd) {
         && let Some(name) = name::of(socket)
     {
         // Without a gateway it is over anyway.
-        drop(ask(Request::Reset { connection: name.connection }, None));
+        drop(ask(Request::Reset { connection: name.connection }, Some(socket)));
     }
     TABLE.forget(fd);
 }

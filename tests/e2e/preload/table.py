@@ -496,6 +496,18 @@ def copies(x):
 scenario(copies, echo)
 
 
+def copy_outlives_reset(x):
+    """Only whoever closes the last copy resets the connection."""
+    copy = socket.socket(fileno=os.dup(x.s.fileno()))
+    x.reset()
+    x.s = copy
+    copy.settimeout(LIMIT)
+    x.write(4, 10); x.read(10); x.wait(); x.close()
+
+
+scenario(copy_outlives_reset, greet_and_see)
+
+
 def subprocess_in_between(x):
     """Python starts programs by vfork, and closes descriptors in the child."""
     subprocess.run(["true"], close_fds=True, check=True)

@@ -211,7 +211,9 @@ impl Host {
                 }
                 Command::FailConnections { link } => self.failed.push(link),
                 Command::RetireLink { link } => self.groups.link_retired(now, link),
-                Command::Abort { connection } => self.aborted.push(connection),
+                Command::Abort { connection } | Command::ResetAtEnd { connection } => {
+                    self.aborted.push(connection);
+                }
                 Command::Relay { connection, established, .. } => match *established {
                     smcr_engine::Established::Smc { rmbe, link, .. } => {
                         self.relayed.push((connection, rmbe));

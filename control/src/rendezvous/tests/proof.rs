@@ -115,7 +115,9 @@ impl Two {
                     }
                     Established::Tcp { .. } => panic!("link groups relay no TCP"),
                 },
-                Command::Abort { connection } => self.hosts[from].aborted.push(connection),
+                Command::Abort { connection } | Command::ResetAtEnd { connection } => {
+                    self.hosts[from].aborted.push(connection);
+                }
                 Command::Forget { .. } | Command::Stop => {}
             }
             moved = true;

@@ -110,6 +110,9 @@ impl<T> Relay<T> {
             // broke.
             return Err(Filled::Reset);
         }
+        if near.eof && near.is_to_reset(turn.streams) {
+            return Err(Filled::Reset);
+        }
         if !near.readable || near.eof {
             return Err(Filled::Rests);
         }
@@ -170,6 +173,7 @@ impl<T> Relay<T> {
                 near.readable = false;
                 if is_reset(&error) { Filled::Reset } else { Filled::Rests }
             }
+            Some(Ok(None)) if near.is_to_reset(turn.streams) => Filled::Reset,
             Some(Ok(None)) => {
                 near.eof = true;
                 Filled::Ended

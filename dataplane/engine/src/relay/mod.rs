@@ -8,6 +8,7 @@
 //!
 //! - `smc` and `tcp` are the two kinds of far sides; `socket` is the near side.
 //! - `kept` and `replay`: bytes that are written again on another link (RFC 4.6.2).
+//! - `resets`: how a connection is reset, or lost.
 //! - `held`: CDC messages that came too early.
 //! - `pace`: how fast it may carry bytes.
 
@@ -18,6 +19,7 @@ mod held;
 mod kept;
 pub(crate) mod pace;
 mod replay;
+mod resets;
 pub(crate) mod route;
 pub(crate) mod smc;
 pub(crate) mod socket;
@@ -178,6 +180,9 @@ impl<T> Relay<T> {
     ) -> Outcome {
         if let Some(ending) = parked.doomed() {
             return self.reset(turn, ending);
+        }
+        if parked.resets() {
+            self.reset_at_end();
         }
         for waiting in parked.into_messages() {
             self.expect_gap_before(waiting);
@@ -376,56 +381,6 @@ impl<T> Relay<T> {
             turn.work.queue_flush(&mut self.queued);
         }
         Outcome::Moved
-    }
-
-    /// Resets both sides.
-    pub(crate) fn reset(
-        &mut self,
-        turn: &mut Turn<'_, impl Streams<Stream = T>>,
-        ending: Ending,
-    ) -> Outcome {
-        self.ending.get_or_insert(ending);
-        // RFC 7609 4.4.2 #5: free element that conflicts, show reset
-        // RFC 7609 4.8.2 #5: fail calls on aborted socket
-        // RFC 7609 4.8.2 #8: tell application of the abort
-        // RFC 7609 4.8.2 #9: discard data on abort
-        // RFC 7609 A.4 #24: A flushes unread data
-        self.drop_near(turn);
-        match &mut self.far {
-            Far::Smc(smc) => {
-                // After a reset the peer may still write anywhere within its window.
-                smc.touch_all();
-                smc.forget_replay();
-                // RFC 7609 4.4.2 #4: abort without writing the element
-                // RFC 7609 4.8.2 #1: TCP reset aborts the connection
-                smc.connection.abort(turn.now);
-                turn.work.queue_flush(&mut self.queued);
-                self.settle(turn)
-            }
-            Far::Tcp(tcp) => {
-                turn.streams.reset_on_close(&tcp.socket.stream);
-                Outcome::Over
-            }
-        }
-    }
-
-    /// Ends a connection that has no link, without telling the peer.
-    pub(crate) fn lose(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
-        // RFC 7609 4.8.3 #3: reset connections without any link
-        self.far.smc().lose();
-        self.ending.get_or_insert(Ending::LinkLost);
-        self.drop_near(turn);
-        self.settle(turn)
-    }
-
-    /// Lets the application see a reset, unless it has seen the end of both directions: then it has
-    /// lost nothing.
-    fn drop_near(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) {
-        if let Some(near) = self.near.take()
-            && !near.is_done()
-        {
-            turn.streams.reset_on_close(&near.stream);
-        }
     }
 
     /// Carries bytes both ways between two sockets.

@@ -1,6 +1,6 @@
 //! A TCP socket, and what edge-triggered events have said of it.
 
-use crate::streams::Event;
+use crate::streams::{Event, Streams};
 
 /// A TCP socket and what is known of it from edge-triggered events.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(crate) struct Socket<S> {
     pub(crate) urgent: bool,
     /// The last read filled its buffer, so bytes may be waiting for which no new event will come.
     pub(crate) unseen: bool,
+    /// It is to be reset when nobody has the application's end any more.
+    pub(crate) resets: bool,
     /// The application sends no more: FIN was read.
     pub(crate) eof: bool,
     /// We sent FIN.
@@ -37,6 +39,7 @@ impl<S> Socket<S> {
             failed: false,
             urgent: false,
             unseen: false,
+            resets: false,
             eof: false,
             finished: false,
         }
@@ -55,6 +58,11 @@ impl<S> Socket<S> {
     /// It is broken, and may have sent bytes before that were not read yet.
     pub(crate) fn has_last_bytes(&self) -> bool {
         self.failed && self.readable && !self.eof
+    }
+
+    /// The application has closed its end, and wants that to be a reset.
+    pub(crate) fn is_to_reset(&self, streams: &impl Streams<Stream = S>) -> bool {
+        self.resets && streams.is_abandoned(&self.stream)
     }
 
     /// Both directions have ended.
