@@ -233,13 +233,15 @@ impl<N: Rnic> Gateway<N> {
         let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
         let rings = local.shared.enter(key, &app, rings && local.door.offers_rings());
         let name = Name { connection: number(key), local: own, peer, rings };
-        let named = local::name(&app, &name);
-        if waits && named.is_ok() {
-            local.door.keep(caller);
-            let until = now + WAIT_MAX;
-            local.waiting.insert(key, Waiting { caller, app, before, until });
-        } else {
-            local.hand_out(key, caller, &app);
+        match local::name(&app, &name) {
+            Ok(()) if waits => {
+                local.door.keep(caller);
+                let until = now + WAIT_MAX;
+                local.waiting.insert(key, Waiting { caller, app, before, until });
+            }
+            Ok(()) => local.hand_out(key, caller, &app),
+            // Nobody would know what that socket is. The program sees a reset.
+            Err(_) => local.door.dismiss(caller),
         }
         let arrival = Arrival {
             listener: index,

@@ -6,7 +6,10 @@
 //! quiet for a while, or have to make room, are left alone again.
 //!
 //! Whoever is left alone is told first, and looked at once more afterwards: what came meanwhile,
-//! came without a kick. If he stays quiet for seconds, the memory of his rings is given back.
+//! came without a kick.
+//!
+//! A program that says that it watches its ring gets no token. If it does not read for a while, it
+//! gets one all the same: the thread that has said so may be gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -16,7 +19,6 @@ use smcgate_rings::{Gateway, News};
 use smcr_proto::Instant;
 
 use crate::limits::HOT_RINGS_MAX;
-use crate::resting::Resting;
 use crate::streams::{Event, Key};
 
 /// The rings that are looked at.
@@ -27,7 +29,10 @@ pub(crate) struct Hot {
     hand: usize,
     /// What was found when one was left alone.
     owed: Vec<Event>,
-    resting: Resting,
+    /// Whether a program has bytes to read that we have gone to sleep over.
+    has_unread: bool,
+    /// How often we have looked.
+    looks: u32,
 }
 
 #[derive(Debug)]
@@ -37,6 +42,8 @@ struct Entry {
     is_active: bool,
     /// Since when nothing has.
     since: Instant,
+    /// What the program had not read when it was checked last, by where that begins.
+    unread_at: Option<u32>,
 }
 
 impl Hot {
@@ -46,7 +53,8 @@ impl Hot {
             return;
         }
         rings.wake_up();
-        let entry = Entry { rings: Arc::clone(rings), is_active: true, since: Instant(0) };
+        let entry =
+            Entry { rings: Arc::clone(rings), is_active: true, since: Instant(0), unread_at: None };
         if self.entries.len() < HOT_RINGS_MAX {
             self.entries.push(entry);
             return;
@@ -56,21 +64,22 @@ impl Hot {
         displaced.rings.fall_asleep();
         fence(Ordering::SeqCst);
         self.owed.extend(last_look(&displaced.rings));
-        self.resting.insert(&displaced.rings);
     }
 
     /// These belong to another poller from now on, which looks at them first.
     pub(crate) fn remove(&mut self, rings: &Arc<Gateway>) {
         self.entries.retain(|entry| !Arc::ptr_eq(&entry.rings, rings));
-        self.resting.remove(rings);
         rings.fall_asleep();
     }
 
     /// Appends what is new.
     pub(crate) fn poll(&mut self, events: &mut Vec<Event>) {
         events.append(&mut self.owed);
+        self.looks = self.looks.wrapping_add(1);
+        let checks = self.looks.is_multiple_of(CHECKED_EACH);
         self.entries.retain_mut(|entry| {
-            let news = entry.rings.look();
+            let mut news = entry.rings.look();
+            news.wants_token |= checks && entry.is_abandoned();
             if news.is_any() {
                 entry.is_active = true;
                 events.push(event(&entry.rings, news));
@@ -84,8 +93,8 @@ impl Hot {
     pub(crate) fn fall_asleep(&mut self, now: Instant) -> bool {
         self.entries.iter().for_each(|entry| entry.rings.fall_asleep());
         fence(Ordering::SeqCst);
-        self.resting.serve(now);
-        let (owed, resting) = (&mut self.owed, &mut self.resting);
+        let (owed, has_unread) = (&mut self.owed, &mut self.has_unread);
+        *has_unread = false;
         self.entries.retain_mut(|entry| {
             let news = entry.rings.look();
             if news.is_any() {
@@ -93,13 +102,14 @@ impl Hot {
             }
             if news.is_any() || std::mem::take(&mut entry.is_active) {
                 (entry.is_active, entry.since) = (news.is_any(), now);
+                *has_unread |= entry.rings.has_unread();
                 return true;
             }
             let stays = now.since(entry.since) < QUIET && !entry.rings.is_closed();
             if !stays {
                 owed.extend(last_look(&entry.rings));
-                resting.insert(&entry.rings);
             }
+            *has_unread |= stays && entry.rings.has_unread();
             stays
         });
         let may_sleep = self.owed.is_empty();
@@ -109,14 +119,28 @@ impl Hot {
         may_sleep
     }
 
-    /// When there is something to do, if nobody says anything.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.resting.deadline()
+    /// When a sleep that begins at `now` must end, so that those who do not read get a token.
+    pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
+        self.has_unread.then(|| now + QUIET)
     }
 
     /// Tells all programs that somebody looks again.
     pub(crate) fn wake_up(&mut self) {
         self.entries.iter().for_each(|entry| entry.rings.wake_up());
+    }
+}
+
+impl Entry {
+    /// Whether the program has read nothing since the last check, although there is something. It
+    /// gets a token then.
+    fn is_abandoned(&mut self) -> bool {
+        let unread_at = self.rings.unread_at();
+        let is_same = unread_at.is_some() && unread_at == self.unread_at;
+        self.unread_at = unread_at;
+        if is_same {
+            self.rings.miss();
+        }
+        is_same
     }
 }
 
@@ -145,5 +169,8 @@ fn event(rings: &Gateway, news: News) -> Event {
 
 /// After so long without news, rings are left alone.
 const QUIET: Duration = Duration::from_millis(1);
+/// So often those who have bytes to read are checked: every few milliseconds, of a poller that
+/// never sleeps.
+const CHECKED_EACH: u32 = 2048;
 #[cfg(test)]
 mod tests;

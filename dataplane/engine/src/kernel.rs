@@ -251,7 +251,7 @@ impl Streams for Kernel {
         if !self.hot.fall_asleep(now) {
             return;
         }
-        let deadline = [deadline, self.hot.deadline()].into_iter().flatten().min();
+        let deadline = [deadline, self.hot.deadline(now)].into_iter().flatten().min();
         if let Some(deadline) = deadline {
             self.set_timer(now, deadline);
         }

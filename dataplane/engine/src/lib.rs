@@ -51,7 +51,6 @@ pub mod priority;
 mod relay;
 mod reports;
 mod requests;
-mod resting;
 pub mod stages;
 pub mod streams;
 mod sync;

@@ -41,6 +41,8 @@ const BUSY: u32 = u32::MAX;
 /// function of the C library: a thread may be cancelled there.
 pub(crate) struct Used<'a> {
     slot: &'a Slot,
+    /// One more than the index of the slot.
+    number: u32,
     pub(crate) rings: Application,
 }
 
@@ -48,6 +50,8 @@ pub(crate) struct Used<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Kept {
     slot: &'static Slot,
+    /// One more than the index of the slot.
+    number: u32,
     pub(crate) rings: Application,
 }
 
@@ -59,14 +63,9 @@ impl Kept {
 
 impl Used<'static> {
     pub(crate) fn keep(self) -> Kept {
-        let kept = Kept { slot: self.slot, rings: self.rings };
+        let kept = Kept { slot: self.slot, number: self.number, rings: self.rings };
         std::mem::forget(self);
         kept
-    }
-
-    /// Whether it is the same connection.
-    pub(crate) fn is(&self, kept: &Kept) -> bool {
-        std::ptr::eq(self.slot, kept.slot)
     }
 }
 
@@ -147,6 +146,11 @@ impl<const N: usize> Mappings<N> {
         true
     }
 
+    /// Whether the number has these rings still.
+    pub(crate) fn is_at(&self, fd: RawFd, kept: &Kept) -> bool {
+        self.number(fd).is_some_and(|number| number.load(Ordering::Relaxed) == kept.number)
+    }
+
     /// Whether there ever were rings.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
@@ -204,7 +208,7 @@ impl<const N: usize> Mappings<N> {
             slot.release();
             return None;
         };
-        Some(Used { slot, rings })
+        Some(Used { slot, number: index, rings })
     }
 
     fn number(&self, fd: RawFd) -> Option<&AtomicU32> {

@@ -41,9 +41,9 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
     let peek = flags & libc::MSG_PEEK != 0;
     let drops = flags & libc::MSG_TRUNC != 0 && !peek;
     let least = if flags & libc::MSG_WAITALL == 0 { low_water(fd) } else { wanted };
-    let (mut done, mut may_spin, mut outcome) = (0, true, None);
+    let (mut done, mut may_spin, mut outcome, mut connection) = (0, true, None, None);
     loop {
-        let (used, socket) = match rings_of(fd) {
+        let (used, socket) = match rings_of_same(fd, &mut connection) {
             Ok(found) => found,
             Err(error) => return many_or(done, error),
         };
@@ -88,7 +88,7 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
         }
         drop(used);
         watch::cease();
-        outcome = wait_for_bytes(fd, flags);
+        outcome = wait_for_bytes(fd, flags, connection);
         may_spin = true;
     }
 }
@@ -119,14 +119,18 @@ unsafe fn read(
 
 /// Waits as the program would. Returns what the kernel says if no byte has come: a result and an
 /// error. The rings must be looked at once more then.
-fn wait_for_bytes(fd: RawFd, flags: c_int) -> Option<(ssize_t, c_int)> {
+fn wait_for_bytes(
+    fd: RawFd,
+    flags: c_int,
+    mut connection: Option<u64>,
+) -> Option<(ssize_t, c_int)> {
     let mut byte = 0_u8;
     let place = (&raw mut byte).cast();
     // SAFETY: `recv` asks for a buffer of one byte: it is a live local.
     let result = unsafe { real::recv(fd, place, 1, flags & libc::MSG_DONTWAIT) };
     match result {
         1.. => {
-            if let Some(used) = TABLE.rings(fd) {
+            if let Ok((used, _)) = rings_of_same(fd, &mut connection) {
                 used.rings.token_taken();
             }
             None
@@ -164,6 +168,7 @@ fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int) -> Spun {
         has_signal = signals.is_any_pending();
         has_signal || sys::now_precise() >= until
     });
+    has_signal = has_signal || signals.is_pending_now();
     drop(signals);
     match (has_news, has_signal) {
         (true, _) => Spun::Found,
@@ -178,9 +183,9 @@ fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int) -> Spun {
 ///
 /// The parts are valid for reads.
 pub(crate) unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_t {
-    let (wanted, mut done) = (length(parts), 0);
+    let (wanted, mut done, mut connection) = (length(parts), 0, None);
     loop {
-        let (used, socket) = match rings_of(fd) {
+        let (used, socket) = match rings_of_same(fd, &mut connection) {
             Ok(found) => found,
             Err(error) => return many_or(done, error),
         };
@@ -297,6 +302,23 @@ pub(crate) fn refusal(socket: BorrowedFd<'_>) -> c_int {
 
 /// So long a gateway may take to close a socket, after it has said so.
 const CLOSING_MS: u32 = 100;
+
+/// The rings of this number, and its socket. They must be those of the same connection each time:
+/// while a thread waited, another one may have closed the number and opened it again.
+///
+/// # Errors
+///
+/// As below, and `EBADF` if it is another one.
+fn rings_of_same(
+    fd: RawFd,
+    connection: &mut Option<u64>,
+) -> Result<(Used<'static>, BorrowedFd<'static>), c_int> {
+    let (used, socket) = rings_of(fd)?;
+    if *connection.get_or_insert(used.connection()) != used.connection() {
+        return Err(libc::EBADF);
+    }
+    Ok((used, socket))
+}
 
 /// The rings of this number, and its socket.
 ///

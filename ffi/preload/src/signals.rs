@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use libc::sigset_t;
+use libc::{c_int, sigset_t};
 
 /// All signals are held back from this thread as long as this lives.
 pub(crate) struct Signals {
@@ -22,12 +22,14 @@ impl Signals {
         Self { before: unsafe { before.assume_init() }, looks: 0 }
     }
 
-    /// Whether one waits that was not held back before. Now and then it is looked for.
+    /// Whether one waits that would end a sleep. Now and then it is looked for.
     pub(crate) fn is_any_pending(&mut self) -> bool {
         self.looks = self.looks.wrapping_add(1);
-        if !self.looks.is_multiple_of(LOOKS) {
-            return false;
-        }
+        self.looks.is_multiple_of(LOOKS) && self.is_pending_now()
+    }
+
+    /// The same, at once.
+    pub(crate) fn is_pending_now(&self) -> bool {
         let mut pending: sigset_t = {
             // SAFETY: all bits zero are an empty set.
             unsafe { MaybeUninit::zeroed().assume_init() }
@@ -37,8 +39,23 @@ impl Signals {
         (1..=LAST_SIGNAL).any(|signal| {
             // SAFETY: `sigismember` asks for a set and a number.
             let is_in = |set: &sigset_t| unsafe { libc::sigismember(set, signal) } == 1;
-            is_in(&pending) && !is_in(&self.before)
+            is_in(&pending) && !is_in(&self.before) && ends_sleep(signal)
         })
+    }
+}
+
+/// Whether a signal ends a sleep: it has a handler, or ends or stops the process.
+fn ends_sleep(signal: c_int) -> bool {
+    // SAFETY: all bits zero are a `sigaction`: numbers, and no handler.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: `sigaction` asks for a number, and a place for what there is: a live local.
+    unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) };
+    match action.sa_sigaction {
+        libc::SIG_IGN => false,
+        libc::SIG_DFL => {
+            ![libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH].contains(&signal)
+        }
+        _ => true,
     }
 }
 
@@ -53,7 +70,7 @@ impl Drop for Signals {
 
 /// A system call each time would cost as much as the look itself.
 const LOOKS: u32 = 8;
-const LAST_SIGNAL: libc::c_int = 64;
+const LAST_SIGNAL: c_int = 64;
 
 #[cfg(test)]
 mod tests {
@@ -63,10 +80,12 @@ mod tests {
     fn a_signal_that_comes_meanwhile_is_noticed() {
         let mut signals = Signals::block();
         assert!((0..LOOKS).all(|_| !signals.is_any_pending()));
-        // SAFETY: `raise` asks for a number. This one is ignored by default, but held back now.
+        // SAFETY: `raise` asks for a number. Nobody cares for this one.
+        unsafe { libc::raise(libc::SIGCHLD) };
+        assert!((0..LOOKS).all(|_| !signals.is_any_pending()));
+        // SAFETY: as above. It would end the process, but is held back now.
         unsafe { libc::raise(libc::SIGUSR1) };
         assert!((0..LOOKS).any(|_| signals.is_any_pending()));
-        // It would end the process.
         let mut set = MaybeUninit::uninit();
         // SAFETY: both ask for a place for a set: a live local.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };

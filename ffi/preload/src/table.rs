@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, Or
 
 use smcgate_rings::Application;
 
-use crate::mappings::{Mappings, Used};
+use crate::mappings::{Kept, Mappings, Used};
 use crate::{sys, watch};
 
 /// Numbers below this have an entry. Sockets with greater numbers stay TCP.
@@ -160,6 +160,11 @@ impl<const N: usize> Table<N> {
         self.mappings.insert(fd, rings, connection)
     }
 
+    /// Whether the number has these rings still.
+    pub(crate) fn is_at(&self, fd: i32, kept: &Kept) -> bool {
+        self.mappings.is_at(fd, kept)
+    }
+
     /// Whether there ever were rings in this process.
     pub(crate) fn has_rings(&self) -> bool {
         self.mappings.is_used()
@@ -217,6 +222,7 @@ impl<const N: usize> Table<N> {
             && self.is_owner()
         {
             slot.store(0, Relaxed);
+            watch::forget(fd);
             self.mappings.forget(fd);
         }
     }
@@ -233,6 +239,7 @@ impl<const N: usize> Table<N> {
             slot.store(entry.0, Relaxed);
             self.set_options(to, self.options(from));
             self.set_buffers(to, self.buffers(from));
+            watch::forget(to);
             self.mappings.copy(from, to);
         }
     }

@@ -14,13 +14,14 @@
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use libc::{c_int, epoll_event};
+use libc::{c_int, c_void, epoll_event, pthread_key_t};
 use rustix::thread::sched_yield;
 
-use crate::mappings::Kept;
+use crate::mappings::{Kept, Used};
 use crate::signals::Signals;
 use crate::sys;
 use crate::table::{DESCRIPTORS_MAX, TABLE};
@@ -29,7 +30,10 @@ use crate::table::{DESCRIPTORS_MAX, TABLE};
 struct Place {
     /// Odd while somebody changes it.
     version: AtomicU32,
-    /// The number of the epoll descriptor and one; zero if there is none, or another than one.
+    /// It is in several sets, or two threads have changed it at once: until it is closed, nobody
+    /// knows.
+    is_unknown: AtomicBool,
+    /// The number of the epoll descriptor and one; zero if there is none.
     epoll: AtomicU32,
     /// How many epoll descriptors with this number there have been.
     generation: AtomicU32,
@@ -47,6 +51,8 @@ static GENERATIONS: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) };
 struct Seat {
     fd: RawFd,
     kept: Kept,
+    /// That of its place when it was seated.
+    version: u32,
     events: u32,
     data: u64,
     /// What had arrived when it was reported last.
@@ -60,6 +66,8 @@ struct Seats {
     all: [Cell<Option<Seat>>; SEATS_MAX],
     /// Which one makes room next.
     hand: Cell<usize>,
+    /// Whether the rings come first, where there is room for one event.
+    turn: Cell<bool>,
     /// A signal handler may have interrupted the thread while it changes this.
     is_busy: Cell<bool>,
 }
@@ -71,6 +79,7 @@ thread_local! {
             count: Cell::new(0),
             all: [const { Cell::new(None) }; SEATS_MAX],
             hand: Cell::new(0),
+            turn: Cell::new(true),
             is_busy: Cell::new(false),
         }
     };
@@ -83,6 +92,7 @@ impl Place {
     const fn new() -> Self {
         Self {
             version: AtomicU32::new(0),
+            is_unknown: AtomicBool::new(false),
             epoll: AtomicU32::new(0),
             generation: AtomicU32::new(0),
             events: AtomicU32::new(0),
@@ -90,29 +100,53 @@ impl Place {
         }
     }
 
-    /// Changes it, unless somebody else does so: then it is none.
     fn set(&self, epoll: u32, events: u32, data: u64) {
-        let version = self.version.fetch_add(1, Ordering::AcqRel);
+        let version = self.version.load(Ordering::Relaxed);
+        let (odd, acquires, relaxed) = (version | 1, Ordering::Acquire, Ordering::Relaxed);
+        if version == odd || self.version.compare_exchange(version, odd, acquires, relaxed).is_err()
+        {
+            self.is_unknown.store(true, Ordering::Relaxed);
+            return;
+        }
+        fence(Ordering::Release);
         let generation = epoll.checked_sub(1).map_or(0, |number| generation(number.cast_signed()));
-        let is_ours = version.is_multiple_of(2);
-        self.epoll.store(if is_ours { epoll } else { 0 }, Ordering::Relaxed);
+        self.epoll.store(epoll, Ordering::Relaxed);
         self.generation.store(generation, Ordering::Relaxed);
         self.events.store(events, Ordering::Relaxed);
         self.data.store(data, Ordering::Relaxed);
-        self.version.fetch_add(1, Ordering::AcqRel);
+        self.version.store(odd.wrapping_add(1), Ordering::Release);
     }
 
-    /// The epoll descriptor, events and data; none if it is not to be watched there.
-    fn get(&self) -> Option<(RawFd, u32, u64)> {
-        let version = self.version.load(Ordering::Acquire);
-        let epoll = self.epoll.load(Ordering::Relaxed).checked_sub(1)?.cast_signed();
-        let (events, data) =
-            (self.events.load(Ordering::Relaxed), self.data.load(Ordering::Relaxed));
-        let is_same = self.generation.load(Ordering::Relaxed) == generation(epoll);
-        std::sync::atomic::fence(Ordering::Acquire);
-        let is_whole = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
-        (is_whole && is_same && is_suitable(events)).then_some((epoll, events, data))
+    /// The number of its epoll descriptor and one, if that is still the same one.
+    fn number(&self) -> Option<u32> {
+        let epoll = self.epoll.load(Ordering::Relaxed);
+        let number = epoll.checked_sub(1)?.cast_signed();
+        (self.generation.load(Ordering::Relaxed) == generation(number)).then_some(epoll)
     }
+
+    /// How it is to be watched, if it is.
+    fn get(&self) -> Option<Watched> {
+        let version = self.version.load(Ordering::Acquire);
+        let epoll = self.number()?.checked_sub(1)?.cast_signed();
+        let events = self.events.load(Ordering::Relaxed);
+        let watched = Watched { version, epoll, events, data: self.data.load(Ordering::Relaxed) };
+        fence(Ordering::Acquire);
+        let is_whole = version.is_multiple_of(2) && self.is_at(version);
+        (is_whole && is_suitable(events)).then_some(watched)
+    }
+
+    /// Whether nobody has changed it since.
+    fn is_at(&self, version: u32) -> bool {
+        self.version.load(Ordering::Relaxed) == version && !self.is_unknown.load(Ordering::Relaxed)
+    }
+}
+
+/// How a socket is watched.
+struct Watched {
+    version: u32,
+    epoll: RawFd,
+    events: u32,
+    data: u64,
 }
 
 fn place(fd: RawFd) -> Option<&'static Place> {
@@ -158,23 +192,31 @@ pub(crate) fn note(fd: RawFd, operation: c_int, epoll: RawFd, events: u32, data:
     if patience().is_zero() {
         return;
     }
-    unseat(fd);
     let Some(place) = place(fd) else { return };
     let number = u32::try_from(epoll).map_or(0, |epoll| epoll + 1);
-    let is_there = place.get().is_some_and(|(there, ..)| there != epoll);
+    let is_elsewhere = place.number().is_some_and(|there| there != number);
+    if is_elsewhere {
+        place.is_unknown.store(true, Ordering::Relaxed);
+    }
     match operation {
-        libc::EPOLL_CTL_ADD if is_there => place.set(0, 0, 0),
         libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => place.set(number, events, data),
         _ => place.set(0, 0, 0),
     }
+    unseat(fd);
 }
 
 /// The number is closed, or about to be something else.
 pub(crate) fn forget(fd: RawFd) {
-    unseat(fd);
-    if let Some(place) = place(fd).filter(|place| place.epoll.load(Ordering::Relaxed) != 0) {
-        place.set(0, 0, 0);
+    if patience().is_zero() {
+        return;
     }
+    if let Some(place) = place(fd) {
+        if place.epoll.load(Ordering::Relaxed) != 0 {
+            place.set(0, 0, 0);
+        }
+        place.is_unknown.store(false, Ordering::Relaxed);
+    }
+    unseat(fd);
 }
 
 /// This thread has read from a connection with rings, and would not have waited.
@@ -182,37 +224,15 @@ pub(crate) fn has_read(fd: RawFd) {
     if patience().is_zero() {
         return;
     }
-    let Some((epoll, events, data)) = place(fd).and_then(Place::get) else { return };
-    SEATS.with(|seats| {
-        let is_there = || seats.all.iter().any(|seat| seat.get().is_some_and(|it| it.fd == fd));
-        if seats.is_busy.get() || is_there() {
-            return;
-        }
-        if seats.epoll.get() != epoll {
-            seats.clear();
-            seats.epoll.set(epoll);
-        }
-        let Some(kept) = TABLE.rings(fd).map(|used| used.keep()) else { return };
-        seats.is_busy.set(true);
-        kept.rings.watch();
-        let seat = Seat { fd, kept, events, data, reported: kept.rings.arrived() };
-        let free = seats.all.iter().position(|seat| seat.get().is_none());
-        let index = free.unwrap_or_else(|| seats.next());
-        let displaced = seats.all[index].replace(Some(seat));
-        seats.count.set(seats.count.get() + 1);
-        seats.is_busy.set(false);
-        if let Some(displaced) = displaced {
-            seats.count.set(seats.count.get() - 1);
-            displaced.leave();
-        }
-    });
+    let Some(watched) = place(fd).and_then(Place::get) else { return };
+    SEATS.with(|seats| seats.unless_busy(|| seats.take(fd, watched)));
 }
 
 /// This thread ceases to watch all it watches: it is about to sleep, or to wait for something else.
 pub(crate) fn cease() {
     SEATS.with(|seats| {
-        if seats.count.get() > 0 && !seats.is_busy.get() {
-            seats.clear();
+        if seats.count.get() > 0 {
+            seats.unless_busy(|| seats.clear());
         }
     });
 }
@@ -220,17 +240,15 @@ pub(crate) fn cease() {
 /// The same of one connection.
 fn unseat(fd: RawFd) {
     SEATS.with(|seats| {
-        if seats.count.get() == 0 || seats.is_busy.get() {
-            return;
-        }
-        for place in &seats.all {
-            if let Some(seat) = place.get().filter(|seat| seat.fd == fd) {
-                place.set(None);
-                seats.count.set(seats.count.get() - 1);
-                seat.leave();
-            }
+        if seats.count.get() > 0 {
+            seats.unless_busy(|| seats.remove_if(|seat| seat.fd == fd));
         }
     });
+}
+
+/// A thread that ends ceases to watch.
+extern "C" fn at_end(_: *mut c_void) {
+    cease();
 }
 
 /// The calling thread is that of a new process, and its parent goes on watching.
@@ -246,40 +264,81 @@ pub(crate) fn after_fork() {
 }
 
 impl Seats {
+    /// Does it, unless this is a signal handler that has interrupted such a thing.
+    fn unless_busy<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        if self.is_busy.replace(true) {
+            return None;
+        }
+        let result = act();
+        self.is_busy.set(false);
+        Some(result)
+    }
+
+    /// Watches one more, in place of another if there is no room.
+    fn take(&self, fd: RawFd, watched: Watched) {
+        let Watched { version, epoll, events, data } = watched;
+        if self.all.iter().any(|seat| seat.get().is_some_and(|it| it.fd == fd)) {
+            return;
+        }
+        if self.epoll.get() != epoll {
+            self.clear();
+            self.epoll.set(epoll);
+        }
+        let Some(kept) = TABLE.rings(fd).map(Used::keep) else { return };
+        if self.count.get() == 0 {
+            hear_of_end();
+        }
+        kept.rings.watch();
+        // What has come and was not read is told once more, if need be: it may have come just now,
+        // and without a token.
+        let reported = kept.rings.arrived().wrapping_sub(kept.rings.readable());
+        let seat = Seat { fd, kept, version, events, data, reported };
+        let free = self.all.iter().position(|seat| seat.get().is_none());
+        let index = free.unwrap_or_else(|| self.next());
+        match self.all[index].replace(Some(seat)) {
+            Some(displaced) => displaced.leave(),
+            None => self.count.set(self.count.get() + 1),
+        }
+    }
+
     fn next(&self) -> usize {
         self.hand.set((self.hand.get() + 1) % SEATS_MAX);
         self.hand.get()
     }
 
     fn clear(&self) {
+        self.remove_if(|_| true);
+    }
+
+    fn remove_if(&self, condition: impl Fn(&Seat) -> bool) {
         for place in &self.all {
-            if let Some(seat) = place.take() {
+            if let Some(seat) = place.get().filter(&condition) {
+                place.set(None);
+                self.count.set(self.count.get() - 1);
                 seat.leave();
             }
         }
-        self.count.set(0);
     }
 
     /// Reports what has come. Returns how many events there are.
     fn collect(&self, epoll: RawFd, room: &mut [epoll_event]) -> usize {
-        let mut count = 0;
-        if self.count.get() == 0 || self.epoll.get() != epoll {
+        if self.epoll.get() != epoll {
+            self.clear();
+        }
+        if self.count.get() == 0 || room.is_empty() {
             return 0;
         }
-        for place in &self.all {
+        // The kernel says of those that have ended what there is to say.
+        self.remove_if(|seat| !seat.is_right() || seat.kept.rings.has_end());
+        let mut count = 0;
+        let first = self.next();
+        for step in 0..SEATS_MAX {
+            let place = &self.all[(first + step) % SEATS_MAX];
             let Some(seat) = place.get() else { continue };
             let Some(event) = room.get_mut(count) else { break };
-            let rings = seat.kept.rings;
-            if rings.has_end() {
-                // The kernel says so, and the socket tells what else there is.
-                place.set(None);
-                self.count.set(self.count.get() - 1);
-                seat.leave();
-                continue;
-            }
-            let arrived = rings.arrived();
+            let arrived = seat.kept.rings.arrived();
             let is_edge = seat.events & libc::EPOLLET.cast_unsigned() != 0;
-            if rings.readable() == 0 || (is_edge && arrived == seat.reported) {
+            if seat.kept.rings.readable() == 0 || (is_edge && arrived == seat.reported) {
                 continue;
             }
             place.set(Some(Seat { reported: arrived, ..seat }));
@@ -290,12 +349,35 @@ impl Seats {
     }
 }
 
+/// Has the thread cease when it ends.
+fn hear_of_end() {
+    static KEY: OnceLock<Option<pthread_key_t>> = OnceLock::new();
+    let make = || {
+        let mut key = 0;
+        // SAFETY: `pthread_key_create` asks for a place for a number, and a function that may be
+        // called when a thread ends.
+        let result = unsafe { libc::pthread_key_create(&raw mut key, Some(at_end)) };
+        (result == 0).then_some(key)
+    };
+    if let Some(key) = *KEY.get_or_init(make) {
+        let anything = (&raw const KEY).cast();
+        // SAFETY: `pthread_setspecific` asks for a key, and any address but null.
+        unsafe { libc::pthread_setspecific(key, anything) };
+    }
+}
+
 impl Seat {
+    /// Whether the number is that of the connection still, and in the same epoll set as before.
+    fn is_right(&self) -> bool {
+        TABLE.is_at(self.fd, &self.kept)
+            && place(self.fd).is_some_and(|place| place.is_at(self.version))
+    }
+
     /// Ceases to watch. If there are bytes, the socket says so.
     fn leave(self) {
         self.kept.rings.cease_to_watch();
-        let is_same = TABLE.rings(self.fd).is_some_and(|used| used.is(&self.kept));
-        if let Some(socket) = sys::borrow(self.fd).filter(|_| is_same) {
+        let is_there = TABLE.is_at(self.fd, &self.kept);
+        if let Some(socket) = sys::borrow(self.fd).filter(|_| is_there) {
             self.kept.rings.keep_readable(socket);
         }
         self.kept.release();
@@ -317,7 +399,8 @@ pub(crate) fn epoll_wait(
         return result;
     }
     if timeout == 0 {
-        return 0;
+        // With room for one event, one of the two was not asked.
+        return SEATS.with(|seats| look(seats, epoll, room)).unwrap_or(0);
     }
     let begun = sys::now_precise();
     let limit =
@@ -334,7 +417,11 @@ pub(crate) fn epoll_wait(
         }
     }
     cease();
+    let is_interrupted = signals.is_pending_now();
     drop(signals);
+    if is_interrupted {
+        return sys::fail(libc::EINTR);
+    }
     let waited = sys::now_precise().saturating_sub(begun).as_millis();
     let waited = c_int::try_from(waited).unwrap_or(c_int::MAX);
     real(room, if timeout < 0 { timeout } else { (timeout - waited).max(0) })
@@ -342,10 +429,10 @@ pub(crate) fn epoll_wait(
 
 /// Looks at the rings and at all else. Returns what epoll would, unless there is nothing.
 fn look(seats: &Seats, epoll: RawFd, room: &mut [epoll_event]) -> Option<c_int> {
-    if seats.epoll.get() != epoll {
-        seats.clear();
-    }
-    let count = seats.collect(epoll, room);
+    // However busy the rings are, the kernel has a part of the room, or each other turn.
+    let turn = seats.turn.replace(!seats.turn.get());
+    let ours = if room.len() == 1 { usize::from(turn) } else { room.len().div_ceil(2) };
+    let count = seats.unless_busy(|| seats.collect(epoll, &mut room[..ours])).unwrap_or(0);
     let (ours, rest) = room.split_at_mut(count);
     let found = if rest.is_empty() { 0 } else { sys::epoll_now(epoll, rest) };
     let Ok(found) = usize::try_from(found) else {
@@ -510,9 +597,20 @@ mod tests {
         assert!(read());
         note(set.pair.fd(), libc::EPOLL_CTL_MOD, set.epoll.as_raw_fd(), IN | EDGE, 5);
         assert!(read());
-        // A socket in two sets.
+        // A socket in two sets, of which one is not to be watched.
+        note(
+            set.pair.fd(),
+            libc::EPOLL_CTL_MOD,
+            set.epoll.as_raw_fd(),
+            flag(libc::EPOLLONESHOT),
+            5,
+        );
         note(set.pair.fd(), ADD, set.epoll.as_raw_fd() + 1, IN, 5);
         assert!(!read());
+        note(set.pair.fd(), libc::EPOLL_CTL_DEL, set.epoll.as_raw_fd() + 1, 0, 0);
+        note(set.pair.fd(), libc::EPOLL_CTL_MOD, set.epoll.as_raw_fd(), IN, 5);
+        assert!(!read(), "nobody knows any more");
+        forget(set.pair.fd());
         note(set.pair.fd(), ADD, set.epoll.as_raw_fd(), IN, 5);
         assert!(read());
         // Another set with the number of the first one.
@@ -521,6 +619,87 @@ mod tests {
         note(set.pair.fd(), ADD, set.epoll.as_raw_fd(), IN, 5);
         note(set.pair.fd(), libc::EPOLL_CTL_DEL, set.epoll.as_raw_fd(), 0, 0);
         assert!(!read());
+    }
+
+    /// A program frees what belongs to a socket when it has closed the socket, or taken it out of
+    /// the set; also if another thread does so.
+    #[test]
+    fn nothing_is_told_of_what_was_taken_out() {
+        let take_out: [fn(&Set); 4] = [
+            |set| note(set.pair.fd(), libc::EPOLL_CTL_DEL, set.epoll.as_raw_fd(), 0, 0),
+            |set| note(set.pair.fd(), libc::EPOLL_CTL_MOD, set.epoll.as_raw_fd(), 0, 0),
+            |set| TABLE.forget(set.pair.fd()),
+            |set| TABLE.copy(0, set.pair.fd()),
+        ];
+        for (take_out, number) in take_out.into_iter().zip(30..) {
+            for by_another in [false, true] {
+                let set = Set::new(number, IN);
+                set.pair.comes(b"x");
+                assert_eq!(set.pair.reads(9, 0).unwrap(), b"x");
+                assert!(set.is_watched());
+                set.pair.comes(b"y");
+                let patience = patience();
+                let act = || {
+                    PATIENCE.with(|it| it.set(patience));
+                    take_out(&set);
+                };
+                if by_another {
+                    std::thread::scope(|scope| scope.spawn(act).join().unwrap());
+                } else {
+                    act();
+                }
+                let mut room = [epoll_event { events: 0, u64: 0 }; 8];
+                let collect = |seats: &Seats| seats.collect(set.epoll.as_raw_fd(), &mut room);
+                assert_eq!(SEATS.with(collect), 0, "{number} {by_another}");
+                assert!(!set.is_watched());
+            }
+        }
+    }
+
+    /// What comes between a read and the seat comes without a token, or with one.
+    #[test]
+    fn what_was_not_read_before_a_thread_watched_is_told() {
+        let set = Set::new(40, IN | EDGE);
+        set.pair.comes(b"xy");
+        assert_eq!(set.pair.reads(1, 0).unwrap(), b"x");
+        assert!(set.is_watched());
+        let mut room = [epoll_event { events: 0, u64: 0 }; 1];
+        let mut collect = || SEATS.with(|seats| seats.collect(set.epoll.as_raw_fd(), &mut room));
+        assert_eq!((collect(), collect()), (1, 0));
+    }
+
+    /// A thread that ends does not watch any more.
+    #[test]
+    fn a_thread_that_ends_ceases() {
+        let set = std::thread::spawn(|| {
+            let set = Set::new(41, IN);
+            set.pair.comes(b"x");
+            set.pair.reads(9, 0).unwrap();
+            assert!(set.is_watched());
+            set
+        });
+        let set = set.join().unwrap();
+        set.pair.comes(b"y");
+        assert!(set.pair.is(rustix::event::PollFlags::IN), "by a token");
+    }
+
+    /// However busy rings are, a listening socket is heard.
+    #[test]
+    fn the_kernel_has_its_turn() {
+        let set = Set::new(42, IN);
+        let (other, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        add(&set.epoll, &other, EventData::new_u64(7), EventFlags::IN).unwrap();
+        set.pair.comes(b"xx");
+        assert_eq!(set.pair.reads(1, 0).unwrap(), b"x");
+        std::io::Write::write_all(&mut &far, b"!").unwrap();
+        let mut heard = [0; 43];
+        for _ in 0..4 {
+            let mut room = [epoll_event { events: 0, u64: 0 }; 1];
+            let found = epoll_wait(set.epoll.as_raw_fd(), &mut room, 0, |_, _| unreachable!());
+            assert_eq!(found, 1);
+            heard[usize::try_from(room[0].u64).unwrap()] += 1;
+        }
+        assert!(heard[7] >= 1 && heard[42] >= 1);
     }
 
     /// Each event is told once, whoever has found it.

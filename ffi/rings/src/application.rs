@@ -344,7 +344,7 @@ impl Application {
             return Ok(0);
         }
         let heads = self.word(Word::SendHead);
-        let lock = match Lock::take(self.word(Word::Writing), thread, || is_hung_up(socket)) {
+        let lock = match Lock::take(self.word(Word::Writing), thread) {
             Ok(lock) => lock,
             Err(held) => {
                 if held == Held::ForEver {
@@ -450,12 +450,6 @@ fn is_writable(socket: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     // Of a socket that is broken the caller's own poll says so.
     poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents() == PollFlags::OUT
-}
-
-fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 /// What does not wait, and raises no signal.

@@ -7,7 +7,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 
-use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use smcr_os::Mapping;
@@ -15,7 +14,6 @@ use smcr_os::Mapping;
 pub(crate) use self::socket::FILLER_LEN;
 use self::socket::SOCKET_BUFFER;
 use crate::layout::{RING_LEN, Ring, Segment, Word};
-use crate::lock::GATEWAY;
 use crate::span::Span;
 
 /// The rings of one connection.
@@ -53,8 +51,8 @@ pub struct Gateway {
     /// What the poller calls the stream.
     key: AtomicU64,
     is_closed: AtomicBool,
-    /// Whether a poller has them in its list of those that are left alone.
-    is_listed: AtomicBool,
+    /// Whether whoever watches the ring, or has taken the token, is missed.
+    misses: AtomicBool,
 }
 
 // SAFETY: the segment is an address of the mapping, which belongs to the process and not to a
@@ -113,7 +111,7 @@ impl Gateway {
             has_strayed: AtomicBool::new(false),
             key: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
-            is_listed: AtomicBool::new(false),
+            misses: AtomicBool::new(false),
         })
     }
 
@@ -338,42 +336,15 @@ impl Gateway {
         self.word(Word::Token).load(SeqCst) != 0
     }
 
-    /// Gives the memory of empty rings back to the kernel. Nobody looks at them, and they should
-    /// have been quiet for long: the next bytes need new memory.
-    pub fn rest(&self) {
-        if self.unread() == Ok(0) {
-            self.punch(Ring::Receive);
-        }
-        // The application may be about to publish what it has put in.
-        let writing = self.word(Word::Writing);
-        if writing.compare_exchange(0, GATEWAY, SeqCst, Relaxed).is_ok() {
-            if self.word(Word::SendHead).load(SeqCst) == self.tail.load(Relaxed) {
-                self.punch(Ring::Send);
-            }
-            writing.store(0, SeqCst);
-        }
+    /// Where the bytes begin that the application has not taken, if there are some.
+    pub fn unread_at(&self) -> Option<u32> {
+        let is_any = self.has_unread();
+        is_any.then(|| self.freed.load(Relaxed))
     }
 
-    fn punch(&self, ring: Ring) {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let (start, len) = (self.segment.start_of(ring), self.segment.len_of(ring));
-        // If the kernel has no hole to give, the memory stays.
-        let _ = fallocate(self.memory(), flags, start as u64, len.into());
-    }
-
-    /// Whether a poller has them in its list of those that are left alone.
-    pub fn is_listed(&self) -> bool {
-        self.is_listed.load(Relaxed)
-    }
-
-    /// Notes whether a poller has them there.
-    pub fn set_listed(&self, is_listed: bool) {
-        self.is_listed.store(is_listed, Relaxed);
-    }
-
-    /// How often somebody has ceased to look at the rings.
-    pub fn sleeps(&self) -> u32 {
-        self.sleeps.load(Relaxed)
+    /// Whoever watches the ring does not read. The next [`serve`](Self::serve) sends a token.
+    pub fn miss(&self) {
+        self.misses.store(true, Relaxed);
     }
 
     /// Says that no more bytes come. The socket must say so, too, behind them.

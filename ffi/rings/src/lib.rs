@@ -19,7 +19,7 @@
 //! | `finished` | application | it sends no more; kicks need the socket, which is not shut down |
 //! | `ended` | gateway | it sends no more; the socket has ended, too |
 //! | `closed` | gateway | the connection is over; the number may be another file by now |
-//! | `writing` | application | the thread that does so now; or the gateway gives memory back |
+//! | `writing` | application | the thread that does so now |
 //!
 //! A kick is a byte that the application sends by its socket, and zero. Whoever goes to sleep says
 //! so first and then looks at the rings again; whoever changes a word looks afterwards whether the

@@ -1,5 +1,5 @@
 //! The lock of whoever writes, between threads of the application, which may be of several
-//! processes, and the gateway, which takes it when it gives memory back.
+//! processes.
 //!
 //! It is held while bytes are copied, and never while somebody waits. But a process can be killed
 //! or stopped meanwhile, a signal handler can run in the very thread that has the lock, and can
@@ -35,26 +35,19 @@ pub enum Held {
 
 impl<'a> Lock<'a> {
     /// Waits until nobody else has it. `thread` is the number of this thread, with that of its
-    /// namespace in the upper bits. `is_gateway_gone` tells whether the far end of the socket is.
+    /// namespace in the upper bits.
     ///
     /// # Errors
     ///
     /// If that would take for ever.
-    pub(crate) fn take(
-        word: &'a AtomicU32,
-        thread: u32,
-        is_gateway_gone: impl Fn() -> bool,
-    ) -> Result<Self, Held> {
+    pub(crate) fn take(word: &'a AtomicU32, thread: u32) -> Result<Self, Held> {
         for look in 1_u32.. {
             match word.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(holder) if holder == thread => return Err(interrupted()),
                 Err(holder) if look.is_multiple_of(LOOKS) => {
-                    let is_gone = match holder {
-                        GATEWAY => is_gateway_gone(),
-                        _ => holder >> THREAD_BITS == thread >> THREAD_BITS && !is_alive(holder),
-                    };
-                    if is_gone {
+                    let is_near = holder >> THREAD_BITS == thread >> THREAD_BITS;
+                    if is_near && !is_alive(holder) {
                         // If another thread is faster, we go on waiting for that one.
                         let _ =
                             word.compare_exchange(holder, 0, Ordering::Acquire, Ordering::Relaxed);
@@ -131,10 +124,8 @@ fn pause() {
 
 /// The number of a thread has so many bits (`PID_MAX_LIMIT` of Linux).
 const THREAD_BITS: u32 = 22;
-/// So many namespaces have numbers of their own. None of the numbers is that of the gateway.
-const NAMESPACES: u64 = (1 << (32 - THREAD_BITS)) - 1;
-/// The gateway has the lock.
-pub(crate) const GATEWAY: u32 = u32::MAX;
+/// So many namespaces have numbers of their own.
+const NAMESPACES: u64 = 1 << (32 - THREAD_BITS);
 /// So often we look before we ask whether the holder lives, and sleep.
 const LOOKS: u32 = 256;
 /// For so long.
@@ -151,7 +142,7 @@ mod tests {
     use super::*;
 
     fn take(word: &AtomicU32, thread: u32) -> Result<Lock<'_>, Held> {
-        Lock::take(word, thread, || false)
+        Lock::take(word, thread)
     }
 
     #[test]
@@ -179,8 +170,6 @@ mod tests {
         word.store(dead, Ordering::Relaxed);
         drop(take(&word, thread()).unwrap());
         assert_eq!(word.load(Ordering::Relaxed), 0);
-        word.store(GATEWAY, Ordering::Relaxed);
-        drop(Lock::take(&word, thread(), || true).unwrap());
     }
 
     /// In another namespace a thread may live that has no number here.

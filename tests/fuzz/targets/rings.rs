@@ -36,6 +36,9 @@ pub fn run(data: &[u8]) {
                 let mut had = 0;
                 let read = gateway.read(socket, most, |span| taken(span, &mut had));
                 assert!(had <= most && !read.is_ok_and(|len| len > most));
+                if gateway.must_drain() {
+                    gateway.drain(socket);
+                }
             }
             4 => {
                 let mut had = 0;
@@ -52,6 +55,9 @@ pub fn run(data: &[u8]) {
             7 if gateway.is_awake() => gateway.fall_asleep(),
             7 => gateway.wake_up(),
             8 => {
+                if input.byte() == Some(1) {
+                    gateway.miss();
+                }
                 gateway.serve(socket);
                 gateway.has_dropped_bytes(socket);
             }

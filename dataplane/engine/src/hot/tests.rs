@@ -181,6 +181,38 @@ fn whoever_takes_a_kick_looks_by_himself() {
     assert_eq!(all_of(&mut kernel, &streams[0]), b"more");
 }
 
+/// A thread that has said that it watches the ring may be gone. Others wait for the socket.
+#[test]
+fn who_does_not_read_gets_a_token() {
+    let (_waker, mut kernel) = kernel();
+    let (program, near) = pair();
+    kernel.watch(key(0), &near).unwrap();
+    let streams = [near];
+    let is_told = || {
+        let mut fds = [rustix::event::PollFd::new(&program.socket, rustix::event::PollFlags::IN)];
+        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&at_once)).unwrap() > 0
+    };
+    for sleeps in [false, true] {
+        program.rings.watch();
+        kernel.write_slice(&streams[0], b"x").unwrap();
+        assert!(!is_told());
+        let clock = kernel.clock();
+        for _ in 0..2 * CHECKED_EACH {
+            if sleeps {
+                kernel.sleep(clock.now(), None);
+            }
+            reported(&mut kernel, &streams);
+            if is_told() {
+                break;
+            }
+        }
+        assert!(is_told(), "sleeps: {sleeps}");
+        assert_eq!(program.reads(&mut [0; 9]), 1);
+        assert!(!is_told());
+    }
+}
+
 /// A poller that takes a connection over must find what came while it belonged to nobody.
 #[test]
 fn bytes_that_come_between_two_pollers_are_found() {

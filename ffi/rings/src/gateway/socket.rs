@@ -7,7 +7,7 @@ use std::sync::atomic::fence;
 
 use libc::c_int;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::Gateway;
@@ -42,11 +42,11 @@ impl Gateway {
             self.ending.store(true, Relaxed);
         }
         // What comes now may be filler, and the program is to wait until half of the ring is free.
-        // But kicks need room, too: after some, it may find out once more that the ring is full.
+        // But kicks need room, too: where there is much, it may find out again that it is full.
         let half = self.segment.len_of(Ring::Send) / 2;
-        if self.readable().is_ok_and(|filled| filled > half) && self.left.load(Relaxed) < LEFT_MAX {
-            self.left.fetch_add(1, Relaxed);
-        } else {
+        let is_full = self.readable().is_ok_and(|filled| filled > half);
+        let left = self.left.fetch_add(1, Relaxed);
+        if !is_full || left >= LEFT_MAX || has_more_than_filler(socket) {
             self.drain(socket);
         }
         self.serve(socket);
@@ -73,11 +73,12 @@ impl Gateway {
             wants.store(0, SeqCst);
             fence(SeqCst);
         }
-        if !self.has_unread() || (self.is_awake() && !is_wanted) {
+        let is_missed = self.misses.swap(false, Relaxed) || !self.is_awake();
+        if !self.has_unread() || !(is_wanted || is_missed) {
             return;
         }
         // Who was killed after he had taken the token, and before he said so, has taken it.
-        if !self.is_awake() {
+        if is_missed {
             if self.has_token() && is_taken(socket) {
                 self.word(Word::Token).store(0, SeqCst);
             }
@@ -130,6 +131,11 @@ fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+}
+
+/// Whether more lies in the socket than makes it unwritable, besides a few kicks.
+fn has_more_than_filler(socket: BorrowedFd<'_>) -> bool {
+    ioctl_fionread(socket).is_ok_and(|bytes| bytes > (FILLER_LEN + FILLER_LEN / 2) as u64)
 }
 
 /// Whether what was sent by a socket was received.
