@@ -67,9 +67,7 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
         match outcome {
             _ if is_enough => {
                 drop(used);
-                if !waits(socket, flags) {
-                    watch::has_read(fd);
-                }
+                watch::has_read(fd);
                 return many(done);
             }
             Some((_, error)) if done > 0 || error != 0 => return many_or(done, error),
@@ -87,7 +85,7 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
             }
         }
         drop(used);
-        watch::cease();
+        watch::cease_if(|| waits(socket, flags));
         outcome = wait_for_bytes(fd, flags, connection);
         may_spin = true;
     }
@@ -457,7 +455,7 @@ thread_local! {
 }
 
 /// The number of this thread, never zero.
-fn thread() -> u32 {
+pub(crate) fn thread() -> u32 {
     THREAD.with(|thread| {
         if thread.get() == 0 {
             thread.set(smcgate_rings::thread());

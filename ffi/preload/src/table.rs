@@ -229,6 +229,7 @@ impl<const N: usize> Table<N> {
 
     /// The number `to` is another name of `from` now.
     pub(crate) fn copy(&self, from: i32, to: i32) {
+        watch::epoll_made(to);
         let entry = self.of(from);
         if entry == Entry::OTHER {
             return self.forget(to);

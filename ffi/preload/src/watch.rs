@@ -1,13 +1,15 @@
-//! Threads that rather look than sleep, where the program was started with `--spin`.
+//! Threads that look at rings before they sleep in `epoll_wait`.
 //!
 //! Such a thread watches the rings from which it has read last, as long as it is awake. The gateway
 //! need not tell it by the sockets what has come: neither side makes a system call for a message.
 //! When the thread calls `epoll_wait`, it hears of the rings first, and of all else by the kernel.
-//! Before it sleeps, or waits in another way, it ceases to watch, and the sockets tell again.
+//! Before it sleeps, or waits in another way, it ceases to watch, and the sockets tell again. Where
+//! the program was started with `--spin`, it goes on looking for a while before it sleeps.
 //!
 //! Only what epoll would report as readable is reported here; ends, errors and room for writing are
 //! left to the kernel. A socket may be in one epoll set, and not with EPOLLONESHOT or
-//! EPOLLEXCLUSIVE nor, if it is level-triggered, with EPOLLOUT. Others are not watched.
+//! EPOLLEXCLUSIVE nor, if it is level-triggered, with EPOLLOUT. Others are not watched, and neither
+//! is anything in a set in which several threads wait: while one of them works, another must hear.
 //!
 //! A thread that ceases without saying so (it ends, or is killed) costs those who have the same
 //! connection some milliseconds each time: the gateway notices that nobody reads.
@@ -22,6 +24,7 @@ use libc::{c_int, c_void, epoll_event, pthread_key_t};
 use rustix::thread::sched_yield;
 
 use crate::mappings::{Kept, Used};
+use crate::ringed;
 use crate::signals::Signals;
 use crate::sys;
 use crate::table::{DESCRIPTORS_MAX, TABLE};
@@ -45,6 +48,10 @@ struct Place {
 static PLACES: [Place; DESCRIPTORS_MAX] = [const { Place::new() }; DESCRIPTORS_MAX];
 /// How many epoll descriptors each number has been.
 static GENERATIONS: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
+/// The thread that waits at each epoll descriptor; zero if none has yet, [`SEVERAL`] if there are
+/// more.
+static WAITERS: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
+const SEVERAL: u32 = u32::MAX;
 
 /// A connection that this thread watches.
 #[derive(Clone, Copy)]
@@ -85,6 +92,8 @@ thread_local! {
     };
 }
 
+/// So often a thread that goes on looking asks the kernel, too: each ten microseconds or so.
+const ASKED_EACH: u32 = 16;
 /// As many as a gateway looks at by itself.
 const SEATS_MAX: usize = 64;
 
@@ -167,6 +176,24 @@ fn is_suitable(events: u32) -> bool {
         && (is(libc::EPOLLET) || !is(libc::EPOLLOUT))
 }
 
+/// Whether this thread is the only one that waits there, as far as we know.
+fn waits_alone(epoll: RawFd) -> bool {
+    let waiter = usize::try_from(epoll).ok().and_then(|epoll| WAITERS.get(epoll));
+    let Some(waiter) = waiter else { return false };
+    let thread = ringed::thread();
+    match waiter.load(Ordering::Relaxed) {
+        0 => {
+            let (ours, relaxed) = (thread, Ordering::Relaxed);
+            waiter.compare_exchange(0, ours, relaxed, relaxed).is_ok()
+        }
+        there if there == thread => true,
+        _ => {
+            waiter.store(SEVERAL, Ordering::Relaxed);
+            false
+        }
+    }
+}
+
 /// How long threads look before they sleep; zero if they do not.
 pub(crate) fn patience() -> Duration {
     #[cfg(test)]
@@ -182,16 +209,15 @@ thread_local! {
 
 /// A new epoll descriptor has this number.
 pub(crate) fn epoll_made(epoll: RawFd) {
-    if let Some(number) = usize::try_from(epoll).ok().and_then(|epoll| GENERATIONS.get(epoll)) {
-        number.fetch_add(1, Ordering::Relaxed);
+    let Ok(number) = usize::try_from(epoll) else { return };
+    if let (Some(generation), Some(waiter)) = (GENERATIONS.get(number), WAITERS.get(number)) {
+        generation.fetch_add(1, Ordering::Relaxed);
+        waiter.store(0, Ordering::Relaxed);
     }
 }
 
 /// A socket was put into an epoll set, or is there in another way.
 pub(crate) fn note(fd: RawFd, operation: c_int, epoll: RawFd, events: u32, data: u64) {
-    if patience().is_zero() {
-        return;
-    }
     let Some(place) = place(fd) else { return };
     let number = u32::try_from(epoll).map_or(0, |epoll| epoll + 1);
     let is_elsewhere = place.number().is_some_and(|there| there != number);
@@ -207,9 +233,6 @@ pub(crate) fn note(fd: RawFd, operation: c_int, epoll: RawFd, events: u32, data:
 
 /// The number is closed, or about to be something else.
 pub(crate) fn forget(fd: RawFd) {
-    if patience().is_zero() {
-        return;
-    }
     if let Some(place) = place(fd) {
         if place.epoll.load(Ordering::Relaxed) != 0 {
             place.set(0, 0, 0);
@@ -219,19 +242,21 @@ pub(crate) fn forget(fd: RawFd) {
     unseat(fd);
 }
 
-/// This thread has read from a connection with rings, and would not have waited.
+/// This thread has read from a connection with rings.
 pub(crate) fn has_read(fd: RawFd) {
-    if patience().is_zero() {
-        return;
-    }
     let Some(watched) = place(fd).and_then(Place::get) else { return };
     SEATS.with(|seats| seats.unless_busy(|| seats.take(fd, watched)));
 }
 
 /// This thread ceases to watch all it watches: it is about to sleep, or to wait for something else.
 pub(crate) fn cease() {
+    cease_if(|| true);
+}
+
+/// The same if that is so.
+pub(crate) fn cease_if(waits: impl FnOnce() -> bool) {
     SEATS.with(|seats| {
-        if seats.count.get() > 0 {
+        if seats.count.get() > 0 && waits() {
             seats.unless_busy(|| seats.clear());
         }
     });
@@ -277,7 +302,8 @@ impl Seats {
     /// Watches one more, in place of another if there is no room.
     fn take(&self, fd: RawFd, watched: Watched) {
         let Watched { version, epoll, events, data } = watched;
-        if self.all.iter().any(|seat| seat.get().is_some_and(|it| it.fd == fd)) {
+        let is_there = self.all.iter().any(|seat| seat.get().is_some_and(|it| it.fd == fd));
+        if is_there || !waits_alone(epoll) {
             return;
         }
         if self.epoll.get() != epoll {
@@ -320,6 +346,13 @@ impl Seats {
         }
     }
 
+    /// Whether there is something to report.
+    fn has_news(&self, epoll: RawFd) -> bool {
+        self.epoll.get() == epoll
+            && self.count.get() > 0
+            && self.all.iter().any(|seat| seat.get().is_some_and(|seat| seat.has_news()))
+    }
+
     /// Reports what has come. Returns how many events there are.
     fn collect(&self, epoll: RawFd, room: &mut [epoll_event]) -> usize {
         if self.epoll.get() != epoll {
@@ -336,9 +369,12 @@ impl Seats {
             let place = &self.all[(first + step) % SEATS_MAX];
             let Some(seat) = place.get() else { continue };
             let Some(event) = room.get_mut(count) else { break };
+            // If the gateway has missed us, it was wrong.
+            if !seat.kept.rings.is_watched() {
+                seat.kept.rings.watch();
+            }
             let arrived = seat.kept.rings.arrived();
-            let is_edge = seat.events & libc::EPOLLET.cast_unsigned() != 0;
-            if seat.kept.rings.readable() == 0 || (is_edge && arrived == seat.reported) {
+            if !seat.has_news() {
                 continue;
             }
             place.set(Some(Seat { reported: arrived, ..seat }));
@@ -367,6 +403,13 @@ fn hear_of_end() {
 }
 
 impl Seat {
+    /// Whether epoll would report that it is readable.
+    fn has_news(&self) -> bool {
+        let is_edge = self.events & libc::EPOLLET.cast_unsigned() != 0;
+        let rings = self.kept.rings;
+        rings.readable() > 0 && !(is_edge && rings.arrived() == self.reported)
+    }
+
     /// Whether the number is that of the connection still, and in the same epoll set as before.
     fn is_right(&self) -> bool {
         TABLE.is_at(self.fd, &self.kept)
@@ -391,8 +434,15 @@ pub(crate) fn epoll_wait(
     timeout: c_int,
     real: impl FnOnce(&mut [epoll_event], c_int) -> c_int,
 ) -> c_int {
+    if !waits_alone(epoll) {
+        cease();
+        return real(room, timeout);
+    }
     let patience = patience();
-    if patience.is_zero() || !TABLE.has_rings() {
+    if patience.is_zero() && SEATS.with(|seats| !seats.has_news(epoll)) {
+        if timeout != 0 {
+            cease();
+        }
         return real(room, timeout);
     }
     if let Some(result) = SEATS.with(|seats| look(seats, epoll, room)) {
@@ -406,9 +456,17 @@ pub(crate) fn epoll_wait(
     let limit =
         u64::try_from(timeout).map_or(patience, |ms| Duration::from_millis(ms).min(patience));
     let mut signals = Signals::block();
-    while sys::now_precise().saturating_sub(begun) < limit {
+    for step in 0_u32.. {
+        if sys::now_precise().saturating_sub(begun) >= limit {
+            break;
+        }
         sched_yield();
-        if let Some(result) = SEATS.with(|seats| look(seats, epoll, room)) {
+        let look_now = |seats: &Seats| {
+            // A look at the rings costs nothing, to ask the kernel costs a system call.
+            let asks = seats.count.get() == 0 || step.is_multiple_of(ASKED_EACH);
+            (asks || seats.has_news(epoll)).then(|| look(seats, epoll, room)).flatten()
+        };
+        if let Some(result) = SEATS.with(look_now) {
             return result;
         }
         if signals.is_any_pending() {
@@ -529,6 +587,61 @@ mod tests {
         assert!(set.hears(10).is_empty() && !set.is_watched(), "it has slept");
         pair.comes(b"third");
         assert_eq!(set.hears(-1), [(IN, 21)], "by the socket");
+    }
+
+    /// A thread that has something to do does not sleep, and needs no wake-up either.
+    #[test]
+    fn who_has_no_patience_looks_once() {
+        let set = Set::new(26, IN);
+        PATIENCE.with(|patience| patience.set(Duration::ZERO));
+        let pair = &set.pair;
+        pair.comes(b"x");
+        assert_eq!(set.hears(-1), [(IN, 26)]);
+        assert_eq!(pair.reads(9, 0).unwrap(), b"x");
+        pair.comes(b"y");
+        assert!(!pair.is(rustix::event::PollFlags::IN));
+        assert_eq!(set.hears(-1), [(IN, 26)]);
+        assert_eq!(pair.reads(9, 0).unwrap(), b"y");
+        assert!(set.hears(0).is_empty() && set.is_watched(), "it has not slept");
+        assert!(set.hears(10).is_empty() && !set.is_watched());
+    }
+
+    /// While one thread works, another one must hear what comes.
+    #[test]
+    fn threads_that_share_a_set_hear_by_the_kernel() {
+        let set = Set::new(27, IN);
+        let read = || {
+            set.pair.comes(b"x");
+            assert_eq!(set.hears(-1), [(IN, 27)]);
+            assert_eq!(set.pair.reads(9, 0).unwrap(), b"x");
+            set.is_watched()
+        };
+        assert!(read());
+        let other = || assert!(set.hears(0).is_empty());
+        std::thread::scope(|scope| scope.spawn(other).join().unwrap());
+        assert!(set.hears(0).is_empty());
+        assert!(!set.is_watched() && !read());
+    }
+
+    /// Many programs read until there is nothing, and are watched all the same. A gateway that has
+    /// waited long for a thread sends tokens, until that thread is back.
+    #[test]
+    fn who_reads_until_there_is_nothing_goes_on_watching() {
+        let set = Set::new(25, IN);
+        let pair = &set.pair;
+        pair.comes(b"x");
+        assert_eq!(pair.reads(9, 0).unwrap(), b"x");
+        assert_eq!(pair.reads(9, 0), Err(libc::EAGAIN));
+        assert!(set.is_watched());
+        pair.comes(b"y");
+        pair.gateway.miss();
+        pair.gateway.serve(pair.near.as_fd());
+        assert!(pair.is(rustix::event::PollFlags::IN));
+        assert_eq!(set.hears(0), [(IN, 25)]);
+        assert_eq!(pair.reads(9, 0).unwrap(), b"y");
+        pair.comes(b"z");
+        assert!(!pair.is(rustix::event::PollFlags::IN));
+        assert_eq!(set.hears(0), [(IN, 25)]);
     }
 
     #[test]

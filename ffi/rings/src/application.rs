@@ -310,6 +310,11 @@ impl Application {
         fence(SeqCst);
     }
 
+    /// Whether anybody watches, as far as the gateway knows.
+    pub fn is_watched(&self) -> bool {
+        self.word(Word::Spinning).load(SeqCst) != 0
+    }
+
     /// He looks no more. What has come before must be looked for once more.
     pub fn cease_to_watch(&self) {
         // The gateway may have set it to zero, because it has missed whoever watches.
