@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
+use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -16,6 +17,9 @@ const CONNECTIONS: usize = 8;
 
 /// How long a link may be silent, as configured below. The last echo was a little earlier.
 const IDLE: Duration = Duration::from_millis(1500);
+
+/// After so long everything is acknowledged.
+const QUIET: Duration = Duration::from_millis(200);
 
 /// When it must have noticed: silence and the wait for an answer take 3 s, and a machine that runs
 /// other tests may be late.
@@ -50,6 +54,8 @@ fn smoke_stopped_gateway() {
     };
     let (clients, servers): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(|_| connect()).unzip();
 
+    // What is not acknowledged when the gateway stops is noticed by the queue pair.
+    thread::sleep(QUIET);
     pair.b.process.signal(Signal::STOP);
     let stopped = now();
     let before = Deadline::after(IDLE);

@@ -13,6 +13,7 @@ use smcr_rnic::Rnic;
 use super::conversation::{Demand, Ended, Machine};
 use super::effect::{Effect, Limit, Why};
 use super::facts::{Side, Surroundings, Terms};
+use super::path::PROOF_LOOK;
 use super::resources::{Resources, Shortage};
 use super::shared::Shared;
 use super::state::{PlainTcp, Rendezvous, State, Talking};
@@ -181,6 +182,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             return Answer::Now(Err(Diagnosis::NO_ROCE_PATH));
         }
         self.shared.groups.probe(self.now, group);
+        // The acknowledgement is the proof, and says nothing to us. The answer does, but the peer
+        // may be too busy to send it in time.
+        let until = until.min(self.now + PROOF_LOOK);
         Answer::Later(Wait::Proof { group, link, until })
     }
 

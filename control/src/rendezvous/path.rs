@@ -87,6 +87,8 @@ impl PathCheck {
 /// How long the links of a group may take to prove that they work, before a new connection stays
 /// TCP: much longer than a healthy but busy host needs.
 const PROOF_WAIT: Duration = Duration::from_millis(500);
+/// How often to look whether they have, without hearing of it. A proof is good for longer.
+pub(super) const PROOF_LOOK: Duration = Duration::from_millis(50);
 /// The same for a trial.
 const TRIAL_OF_LINK: Duration = Duration::from_millis(40);
 /// How long the first contact of a trial may take after our Confirm, in addition to two round

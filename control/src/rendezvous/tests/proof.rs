@@ -222,6 +222,21 @@ fn the_proof_of_another_link_ends_no_wait() {
     assert_eq!(two.became_smc(), [2, 2]);
 }
 
+/// A peer whose control thread is busy answers late, as after thousands of connections have ended
+/// at once. Its RNIC has acknowledged the question, which is the proof; nobody says so.
+#[test]
+fn an_acknowledgement_is_proof_enough() {
+    let mut two = Two::joined();
+    two.wait(Duration::from_secs(1));
+    two.slow_down_the_first_link();
+    two.call(2);
+    assert_eq!(two.became_smc(), [1, 1], "the link has not answered");
+    let ends = two.links().map(|links| links[0]);
+    two.hosts[CLIENT].activities[&ends[CLIENT].0].prove(two.now);
+    two.wait(Duration::from_millis(60));
+    assert_eq!(two.became_smc(), [2, 2]);
+}
+
 /// One of two paths does not carry RoCE, and it is the one that the server chooses. The other works
 /// all the time, which says nothing about the first: connections stay TCP at once, and do not each
 /// wait for a proof that does not come.
