@@ -42,6 +42,7 @@ mod name;
 mod options;
 #[cfg(test)]
 mod pair;
+mod places;
 mod real;
 mod recent;
 mod ringed;

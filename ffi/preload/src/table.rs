@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, Or
 use smcgate_rings::Application;
 
 use crate::mappings::{Kept, Mappings, Used};
-use crate::{sys, watch};
+use crate::{places, sys, watch};
 
 /// Numbers below this have an entry. Sockets with greater numbers stay TCP.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 16;
@@ -229,7 +229,7 @@ impl<const N: usize> Table<N> {
 
     /// The number `to` is another name of `from` now.
     pub(crate) fn copy(&self, from: i32, to: i32) {
-        watch::epoll_made(to);
+        places::epoll_made(to);
         let entry = self.of(from);
         if entry == Entry::OTHER {
             return self.forget(to);

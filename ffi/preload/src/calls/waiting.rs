@@ -11,7 +11,7 @@ use crate::epoll::{REGISTRATIONS, Registration};
 use crate::ringed::is_ringed;
 use crate::settle::settle;
 use crate::table::{Flag, Kind, TABLE};
-use crate::{real, stream, sys, watch};
+use crate::{places, real, stream, sys, watch};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
@@ -203,7 +203,7 @@ unsafe extern "C-unwind" fn epoll_ctl(
 unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: it asks for nothing.
     let epoll = unsafe { real::epoll_create(size) };
-    watch::epoll_made(epoll);
+    places::epoll_made(epoll);
     epoll
 }
 
@@ -211,7 +211,7 @@ unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
 unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: it asks for nothing.
     let epoll = unsafe { real::epoll_create1(flags) };
-    watch::epoll_made(epoll);
+    places::epoll_made(epoll);
     epoll
 }
 
