@@ -173,6 +173,9 @@ impl<'a> Watched<'a> {
         let readings = "document.body.dataset.readings";
         let seen = self.browser.run(&format!("return Number({readings} ?? 0);"));
         self.browser.wait_until(&format!("Number({readings}) > {seen} + 1"));
+        // Of a gateway that has just started there are no rates yet.
+        let derived = "document.querySelectorAll('[data-share], [data-history]')";
+        self.browser.wait_until(&format!("{derived}.length >= 9"));
         self.has_no_nonsense();
         let shown = self.shown();
         let (derived, drawn) = (self.derived(), self.points());
