@@ -9,6 +9,9 @@
 //!   door     one question to the gateway, one answer
 //!   switch   a Unix socket takes the place of a TCP socket
 //!   table    what we believe of each descriptor number
+//!
+//!   with rings:  ringed, copying   reading and writing      mappings   which number has which
+//!                watch, places     who looks instead of sleeping in epoll_wait; signals
 //! ```
 //!
 //! A TCP socket stays the program's own until its connection has become SMC-R. Then a Unix stream
