@@ -92,9 +92,10 @@ struct RunArguments {
     /// The gateway's binary; by default the one in this binary's folder.
     #[arg(long)]
     smcgate: Option<PathBuf>,
-    /// On the paths with rings, programs watch them for so many microseconds before they sleep.
-    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
-    spin: u32,
+    /// On the paths with rings, programs watch them for so many microseconds before they sleep; by
+    /// default as long as they find worth it.
+    #[arg(long, value_name = "MICROSECONDS")]
+    spin: Option<u32>,
     /// The gateways' idle policy.
     #[arg(long, default_value = "adaptive", value_parser = ["spin", "adaptive", "block"])]
     poll: String,

@@ -33,8 +33,8 @@ pub(crate) struct Plan {
     pub(crate) idle_policy: String,
     pub(crate) pin: Pin,
     pub(crate) local: String,
-    /// How long programs watch their rings before they sleep, in microseconds.
-    pub(crate) spin_us: u32,
+    /// How long programs watch their rings before they sleep, in microseconds; none: they decide.
+    pub(crate) spin_us: Option<u32>,
     pub(crate) mtu: u32,
     pub(crate) beside: Vec<Beside>,
     pub(crate) date: Option<String>,

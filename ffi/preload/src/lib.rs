@@ -45,6 +45,7 @@ mod name;
 mod options;
 #[cfg(test)]
 mod pair;
+mod patience;
 mod places;
 mod real;
 mod recent;

@@ -11,7 +11,9 @@ use rustix::thread::sched_yield;
 use smcgate_door::Request;
 use smcgate_rings::{Application, Held};
 use std::cell::Cell;
+use std::mem::replace;
 use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
+use std::time::Duration;
 
 use crate::debug::say;
 use crate::door::{Answer, ask};
@@ -19,7 +21,7 @@ use crate::end::is_hung_up;
 use crate::mappings::Used;
 use crate::signals::Signals;
 use crate::table::{Flag, Kind, TABLE};
-use crate::{name, real, sys, watch};
+use crate::{name, patience, real, sys, watch};
 
 /// Whether the bytes of this connection go by shared memory.
 #[inline]
@@ -74,8 +76,9 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
             Some(_) => return 0,
             None => {}
         }
+        let begun = sys::now_precise();
         if may_spin {
-            match spins(&used.rings, socket, flags) {
+            match spins(&used.rings, socket, flags, begun) {
                 Spun::InVain => {}
                 Spun::Found => {
                     may_spin = false;
@@ -87,6 +90,9 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
         drop(used);
         watch::cease_if(|| waits(socket, flags));
         outcome = wait_for_bytes(fd, flags, connection);
+        if outcome.is_none() {
+            patience::waited(sys::now_precise().saturating_sub(begun));
+        }
         may_spin = true;
     }
 }
@@ -154,17 +160,19 @@ enum Spun {
     Interrupted,
 }
 
-/// Watches the rings for a while, if the program wants that and would wait.
-fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int) -> Spun {
-    let patience = watch::patience();
-    if patience.is_zero() || !waits(socket, flags) {
+/// Watches the rings for a while from `begun`, if that is worth it and the program would wait.
+fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int, begun: Duration) -> Spun {
+    let span = patience::span(begun);
+    if span.is_zero() || !waits(socket, flags) {
         return Spun::InVain;
     }
-    let until = sys::now_precise() + patience;
-    let (mut signals, mut has_signal) = (Signals::block(), false);
+    let until = begun + span;
+    let (mut signals, mut has_signal, mut now) = (Signals::block(), false, begun);
     let has_news = rings.spin(|| {
         has_signal = signals.is_any_pending();
-        has_signal || sys::now_precise() >= until
+        let before = replace(&mut now, sys::now_precise());
+        patience::offered(before, now);
+        has_signal || now >= until
     });
     has_signal = has_signal || signals.is_pending_now();
     drop(signals);

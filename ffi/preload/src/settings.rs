@@ -18,8 +18,8 @@ pub(crate) struct Settings {
     pub(crate) debug: bool,
     /// Bytes go by shared memory, if the gateway offers that.
     pub(crate) rings: bool,
-    /// So long a thread watches the rings before it sleeps.
-    pub(crate) spin: Duration,
+    /// So long a thread watches the rings before it sleeps; none: as long as that is worth it.
+    pub(crate) spin: Option<Duration>,
 }
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -58,14 +58,14 @@ fn parse(variable: impl Fn(&str) -> Option<OsString>) -> Result<Settings, String
     };
     let flag = |name| variable(name).is_some_and(|value| !value.is_empty() && value != "0");
     let spin = variable(SPIN_US).filter(|value| !value.is_empty());
-    let spin = spin.map_or(Ok(0), |value| value.to_string_lossy().parse());
+    let spin = spin.map(|value| value.to_string_lossy().parse()).transpose();
     let spin = spin.map_err(|why| format!("{SPIN_US}: {why}"))?;
     Ok(Settings {
         door,
         choice,
         debug: flag(DEBUG),
         rings: flag(RINGS),
-        spin: Duration::from_micros(spin),
+        spin: spin.map(Duration::from_micros),
     })
 }
 
@@ -103,7 +103,7 @@ mod tests {
         let none = [(SOCKET, ""), (PORTS, ""), (DEBUG, "0"), (RINGS, "0"), (SPIN_US, "")];
         for variables in [&[][..], &none] {
             let settings = parse_these(variables).unwrap();
-            assert!(!settings.rings && settings.spin.is_zero());
+            assert!(!settings.rings && settings.spin.is_none());
             assert_eq!(settings.door.path_bytes(), Some(DEFAULT_SOCKET.as_bytes()));
             assert!(settings.choice.takes("127.0.0.1:1".parse().unwrap()) && !settings.debug);
         }
@@ -114,7 +114,7 @@ mod tests {
         let all =
             [(SOCKET, "/tmp/x"), (PORTS, "7010"), (NOT_NETWORKS, "127.0.0.0/8"), (DEBUG, "1")];
         let settings = parse_these(&[&all[..], &[(RINGS, "1"), (SPIN_US, "20")]].concat()).unwrap();
-        assert!(settings.rings && settings.spin == Duration::from_micros(20));
+        assert!(settings.rings && settings.spin == Some(Duration::from_micros(20)));
         assert_eq!(settings.door.path_bytes(), Some(&b"/tmp/x"[..]));
         assert!(settings.choice.takes("10.8.0.2:7010".parse().unwrap()) && settings.debug);
         assert!(!settings.choice.takes("10.8.0.2:7011".parse().unwrap()));

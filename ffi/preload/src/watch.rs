@@ -4,7 +4,7 @@
 //! need not tell it by the sockets what has come: neither side makes a system call for a message.
 //! When the thread calls `epoll_wait`, it hears of the rings first, and of all else by the kernel.
 //! Before it sleeps, or waits in another way, it ceases to watch, and the sockets tell again. Where
-//! the program was started with `--spin`, it goes on looking for a while before it sleeps.
+//! that is worth it, it goes on looking for a while before it sleeps (see `patience`).
 //!
 //! Only what epoll would report as readable is reported here; ends, errors and room for writing are
 //! left to the kernel. A socket may be in one epoll set, and not with EPOLLONESHOT or
@@ -15,6 +15,7 @@
 //! connection some milliseconds each time: the gateway notices that nobody reads.
 
 use std::cell::Cell;
+use std::mem::replace;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -25,8 +26,8 @@ use rustix::thread::sched_yield;
 use crate::mappings::{Kept, Used};
 use crate::places::{Place, Watched, place, waits_alone};
 use crate::signals::Signals;
-use crate::sys;
 use crate::table::TABLE;
+use crate::{patience, sys};
 
 /// A connection that this thread watches.
 #[derive(Clone, Copy)]
@@ -71,19 +72,6 @@ thread_local! {
 const ASKED_EACH: u32 = 16;
 /// As many as a gateway looks at by itself.
 const SEATS_MAX: usize = 64;
-
-/// How long threads look before they sleep; zero if they do not.
-pub(crate) fn patience() -> Duration {
-    #[cfg(test)]
-    return PATIENCE.with(Cell::get);
-    #[cfg(not(test))]
-    crate::settings::settings().map_or(Duration::ZERO, |settings| settings.spin)
-}
-
-#[cfg(test)]
-thread_local! {
-    static PATIENCE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-}
 
 /// A socket was put into an epoll set, or is there in another way.
 pub(crate) fn note(fd: RawFd, operation: c_int, epoll: RawFd, events: u32, data: u64) {
@@ -304,12 +292,14 @@ pub(crate) fn epoll_wait(
         cease();
         return real(room, timeout);
     }
-    let patience = patience();
-    if patience.is_zero() && SEATS.with(|seats| !seats.has_news(epoll)) {
-        if timeout != 0 {
-            cease();
+    let begun = sys::now_precise();
+    let span = patience::span(begun);
+    if span.is_zero() && SEATS.with(|seats| !seats.has_news(epoll)) {
+        if timeout == 0 || SEATS.with(|seats| seats.count.get() == 0) {
+            return real(room, timeout);
         }
-        return real(room, timeout);
+        cease();
+        return learn(begun, || real(room, timeout));
     }
     if let Some(result) = SEATS.with(|seats| look(seats, epoll, room)) {
         return result;
@@ -318,15 +308,16 @@ pub(crate) fn epoll_wait(
         // With room for one event, one of the two was not asked.
         return SEATS.with(|seats| look(seats, epoll, room)).unwrap_or(0);
     }
-    let begun = sys::now_precise();
-    let limit =
-        u64::try_from(timeout).map_or(patience, |ms| Duration::from_millis(ms).min(patience));
+    let limit = u64::try_from(timeout).map_or(span, |ms| Duration::from_millis(ms).min(span));
     let mut signals = Signals::block();
+    let mut now = begun;
     for step in 0_u32.. {
-        if sys::now_precise().saturating_sub(begun) >= limit {
+        if now.saturating_sub(begun) >= limit {
             break;
         }
         sched_yield();
+        let before = replace(&mut now, sys::now_precise());
+        patience::offered(before, now);
         let look_now = |seats: &Seats| {
             // A look at the rings costs nothing, to ask the kernel costs a system call.
             let asks = seats.count.get() == 0 || step.is_multiple_of(ASKED_EACH);
@@ -346,9 +337,17 @@ pub(crate) fn epoll_wait(
     if is_interrupted {
         return sys::fail(libc::EINTR);
     }
-    let waited = sys::now_precise().saturating_sub(begun).as_millis();
+    let waited = now.saturating_sub(begun).as_millis();
     let waited = c_int::try_from(waited).unwrap_or(c_int::MAX);
-    real(room, if timeout < 0 { timeout } else { (timeout - waited).max(0) })
+    let rest = if timeout < 0 { timeout } else { (timeout - waited).max(0) };
+    learn(begun, || real(room, rest))
+}
+
+/// Sleeps. How long the whole wait was that began at `begun` says what looking is worth.
+fn learn(begun: Duration, sleep: impl FnOnce() -> c_int) -> c_int {
+    let result = sleep();
+    patience::waited(sys::now_precise().saturating_sub(begun));
+    result
 }
 
 /// Looks at the rings and at all else. Returns what epoll would, unless there is nothing.
@@ -405,7 +404,7 @@ mod tests {
 
     impl Set {
         fn new(connection: u64, events: u32) -> Self {
-            PATIENCE.with(|patience| patience.set(Duration::from_millis(2)));
+            patience::fix(Duration::from_millis(2));
             let epoll = create(CreateFlags::CLOEXEC).unwrap();
             epoll_made(epoll.as_raw_fd());
             let pair = Pair::new(connection);
@@ -460,7 +459,7 @@ mod tests {
     #[test]
     fn who_has_no_patience_looks_once() {
         let set = Set::new(26, IN);
-        PATIENCE.with(|patience| patience.set(Duration::ZERO));
+        patience::fix(Duration::ZERO);
         let pair = &set.pair;
         pair.comes(b"x");
         assert_eq!(set.hears(-1), [(IN, 26)]);
@@ -618,9 +617,8 @@ mod tests {
                 assert_eq!(set.pair.reads(9, 0).unwrap(), b"x");
                 assert!(set.is_watched());
                 set.pair.comes(b"y");
-                let patience = patience();
                 let act = || {
-                    PATIENCE.with(|it| it.set(patience));
+                    patience::fix(Duration::from_millis(2));
                     take_out(&set);
                 };
                 if by_another {

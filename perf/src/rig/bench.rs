@@ -44,8 +44,8 @@ pub(crate) struct Options {
     pub(crate) pin: Pin,
     /// Their `[local] congestion_control`.
     pub(crate) local: String,
-    /// How long programs watch their rings before they sleep, in microseconds.
-    pub(crate) spin_us: u32,
+    /// How long programs watch their rings before they sleep, in microseconds; none: they decide.
+    pub(crate) spin_us: Option<u32>,
     /// MTU of the veth pair.
     pub(crate) mtu: u32,
 }
@@ -170,9 +170,8 @@ impl Bench {
         let smcgate = self.options.smcgate.to_string_lossy();
         let door = self.door(host);
         let exec = [&smcgate, "exec", "--socket", &door.to_string_lossy()].map(str::to_owned);
-        let spin = self.options.spin_us.to_string();
-        let rings = ["--rings", "--spin", &spin].map(str::to_owned);
-        let rings = rings.into_iter().filter(|_| has_rings);
+        let spin = self.options.spin_us.map(|spin| format!("--spin={spin}"));
+        let rings = ["--rings".to_owned()].into_iter().chain(spin).filter(|_| has_rings);
         exec.into_iter().chain(rings).chain(["--".to_owned()]).chain(argv).collect()
     }
 
