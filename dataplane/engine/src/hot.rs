@@ -66,6 +66,11 @@ impl Hot {
         self.owed.extend(last_look(&displaced.rings));
     }
 
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// These belong to another poller from now on, which looks at them first.
     pub(crate) fn remove(&mut self, rings: &Arc<Gateway>) {
         self.entries.retain(|entry| !Arc::ptr_eq(&entry.rings, rings));

@@ -35,6 +35,8 @@ pub struct Kernel {
     found: Box<[epoll::Event]>,
     count: usize,
     portion: Portion,
+    /// In how many turns the kernel was not asked.
+    skipped: u32,
     /// The last sleep found what the next `poll` would ask for.
     fresh: bool,
     /// Whether the RNIC has a descriptor that tells when packets have come.
@@ -76,6 +78,7 @@ impl Kernel {
             found: [nothing; EVENTS_PER_TURN_MAX].into(),
             count: 0,
             portion: Portion::default(),
+            skipped: 0,
             fresh: false,
             has_rnic: rnic.is_some(),
             hot: Hot::default(),
@@ -85,6 +88,14 @@ impl Kernel {
     /// The clock of all times that callers name.
     pub(crate) fn clock(&self) -> Clock {
         self.clock
+    }
+
+    /// Whether the kernel need not be asked in this turn: it knew of nothing in the last one, and
+    /// there are rings, which are looked at in every turn.
+    fn skips(&mut self) -> bool {
+        let skips = self.count == 0 && !self.hot.is_empty() && self.skipped < SKIPPED_MAX;
+        self.skipped = if skips { self.skipped + 1 } else { 0 };
+        skips
     }
 
     fn wait(&mut self, limit: Option<&Timespec>) {
@@ -202,7 +213,7 @@ impl Streams for Kernel {
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         use epoll::EventFlags as F;
         let slept = std::mem::take(&mut self.fresh);
-        if !slept {
+        if !slept && !self.skips() {
             self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         }
         // What did not fit among the events is reported next time. And whoever does not sleep asks
@@ -368,6 +379,9 @@ impl Streams for Kernel {
 
 /// How an urgent byte is sent.
 const URGENT: SendFlags = SendFlags::OOB.union(SendFlags::NOSIGNAL).union(SendFlags::DONTWAIT);
+/// In so many turns the kernel is not asked, while rings are looked at: it takes longer to answer
+/// than all of them.
+const SKIPPED_MAX: u32 = 3;
 /// How soon a timer rings that is worth setting. While messages come and go, most sleeps are
 /// shorter. (With a value near the delay of acknowledgements, each of them would need a setting.)
 const SOON: Duration = Duration::from_micros(60);

@@ -193,6 +193,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved |= self.drain(now); //   RMB elements -> TCP sockets
         moved |= self.fill(now); //    TCP sockets  -> send chunks -> RDMA writes
         moved |= self.flush(now); //   RDMA writes, then the CDC messages that announce them
+        // Before the core is offered: for an application of this host it may be there by now.
+        if self.fabric.has_completions() {
+            self.reap(now);
+            self.drain(now);
+        }
         moved |= self.expire(now); //  timers, and what other threads must be told
         self.shared.counters.turns.add(1);
         self.shared.counters.turns_idle.add((!moved).into());

@@ -246,6 +246,10 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
         out.extend(self.pending.drain(..room));
     }
 
+    fn has_completions(&self) -> bool {
+        self.inner.has_completions()
+    }
+
     fn note_quiet(&mut self) {
         self.inner.note_quiet();
     }

@@ -420,6 +420,12 @@ pub trait Fabric {
     /// turn.
     fn transmit(&mut self, now: Instant);
 
+    /// Whether something is there already for the next `poll`. A NIC in memory carries out work
+    /// requests as they are transmitted, and those to the caller itself have arrived then.
+    fn has_completions(&self) -> bool {
+        false
+    }
+
     /// Says how long the caller may sleep on `event_descriptor`: until the returned instant, or
     /// without limit if there is none. Acknowledgements may be delayed for as long. If the instant
     /// is not later than `now`, there is work to do at once.

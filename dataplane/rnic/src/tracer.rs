@@ -129,6 +129,10 @@ impl<F: Fabric> Fabric for Traced<F> {
         }
     }
 
+    fn has_completions(&self) -> bool {
+        self.inner.has_completions()
+    }
+
     fn note_quiet(&mut self) {
         self.inner.note_quiet();
     }

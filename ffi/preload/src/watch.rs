@@ -45,12 +45,13 @@ struct Seat {
 /// What a thread watches, all of it in one epoll set.
 struct Seats {
     epoll: Cell<RawFd>,
+    /// So many of the places below are taken, those in front.
     count: Cell<usize>,
     all: [Cell<Option<Seat>>; SEATS_MAX],
-    /// Which one makes room next.
+    /// Which one makes room, or is reported first, next.
     hand: Cell<usize>,
-    /// Whether the rings come first, where there is room for one event.
-    turn: Cell<bool>,
+    /// How often the rings had something to report, or the kernel was asked.
+    turns: Cell<u32>,
     /// A signal handler may have interrupted the thread while it changes this.
     is_busy: Cell<bool>,
 }
@@ -62,7 +63,7 @@ thread_local! {
             count: Cell::new(0),
             all: [const { Cell::new(None) }; SEATS_MAX],
             hand: Cell::new(0),
-            turn: Cell::new(true),
+            turns: Cell::new(0),
             is_busy: Cell::new(false),
         }
     };
@@ -70,6 +71,8 @@ thread_local! {
 
 /// So often a thread that goes on looking asks the kernel, too: each ten microseconds or so.
 const ASKED_EACH: u32 = 16;
+/// When rings have something each time, the kernel is asked each so many times.
+const KERNELS_TURN: u32 = 4;
 /// As many as a gateway looks at by itself.
 const SEATS_MAX: usize = 64;
 
@@ -133,7 +136,7 @@ extern "C" fn at_end(_: *mut c_void) {
 /// The calling thread is that of a new process, and its parent goes on watching.
 pub(crate) fn after_fork() {
     SEATS.with(|seats| {
-        for place in &seats.all {
+        for place in seats.taken() {
             if let Some(seat) = place.take() {
                 seat.kept.release();
             }
@@ -156,7 +159,7 @@ impl Seats {
     /// Watches one more, in place of another if there is no room.
     fn take(&self, fd: RawFd, watched: Watched) {
         let Watched { version, epoll, events, data } = watched;
-        let is_there = self.all.iter().any(|seat| seat.get().is_some_and(|it| it.fd == fd));
+        let is_there = self.taken().iter().any(|seat| seat.get().is_some_and(|it| it.fd == fd));
         if is_there || !waits_alone(epoll) {
             return;
         }
@@ -173,16 +176,22 @@ impl Seats {
         // and without a token.
         let reported = kept.rings.arrived().wrapping_sub(kept.rings.readable());
         let seat = Seat { fd, kept, version, events, data, reported };
-        let free = self.all.iter().position(|seat| seat.get().is_none());
-        let index = free.unwrap_or_else(|| self.next());
+        let count = self.count.get();
+        let index = if count < SEATS_MAX { count } else { self.next() };
         match self.all[index].replace(Some(seat)) {
             Some(displaced) => displaced.leave(),
-            None => self.count.set(self.count.get() + 1),
+            None => self.count.set(count + 1),
         }
     }
 
+    /// The places that are taken.
+    fn taken(&self) -> &[Cell<Option<Seat>>] {
+        &self.all[..self.count.get()]
+    }
+
+    /// The next one of them. There is one.
     fn next(&self) -> usize {
-        self.hand.set((self.hand.get() + 1) % SEATS_MAX);
+        self.hand.set((self.hand.get() + 1) % self.count.get());
         self.hand.get()
     }
 
@@ -191,20 +200,24 @@ impl Seats {
     }
 
     fn remove_if(&self, condition: impl Fn(&Seat) -> bool) {
-        for place in &self.all {
-            if let Some(seat) = place.get().filter(&condition) {
-                place.set(None);
-                self.count.set(self.count.get() - 1);
-                seat.leave();
-            }
+        let mut index = 0;
+        while let Some(place) = self.taken().get(index) {
+            let Some(seat) = place.get().filter(&condition) else {
+                index += 1;
+                continue;
+            };
+            let last = self.count.get() - 1;
+            place.swap(&self.all[last]);
+            self.all[last].set(None);
+            self.count.set(last);
+            seat.leave();
         }
     }
 
     /// Whether there is something to report.
     fn has_news(&self, epoll: RawFd) -> bool {
         self.epoll.get() == epoll
-            && self.count.get() > 0
-            && self.all.iter().any(|seat| seat.get().is_some_and(|seat| seat.has_news()))
+            && self.taken().iter().any(|seat| seat.get().is_some_and(|seat| seat.has_news()))
     }
 
     /// Reports what has come. Returns how many events there are.
@@ -212,15 +225,14 @@ impl Seats {
         if self.epoll.get() != epoll {
             self.clear();
         }
+        // The kernel says of those that have ended what there is to say.
+        self.remove_if(|seat| !seat.is_right() || seat.kept.rings.has_end());
         if self.count.get() == 0 || room.is_empty() {
             return 0;
         }
-        // The kernel says of those that have ended what there is to say.
-        self.remove_if(|seat| !seat.is_right() || seat.kept.rings.has_end());
         let mut count = 0;
-        let first = self.next();
-        for step in 0..SEATS_MAX {
-            let place = &self.all[(first + step) % SEATS_MAX];
+        let (before, behind) = self.taken().split_at(self.next());
+        for place in behind.iter().chain(before) {
             let Some(seat) = place.get() else { continue };
             let Some(event) = room.get_mut(count) else { break };
             // If the gateway has missed us, it was wrong.
@@ -301,12 +313,13 @@ pub(crate) fn epoll_wait(
         cease();
         return learn(begun, || real(room, timeout));
     }
-    if let Some(result) = SEATS.with(|seats| look(seats, epoll, room)) {
-        return result;
-    }
     if timeout == 0 {
-        // With room for one event, one of the two was not asked.
-        return SEATS.with(|seats| look(seats, epoll, room)).unwrap_or(0);
+        return SEATS.with(|seats| look_once(seats, epoll, room));
+    }
+    let look_if_any =
+        |seats: &Seats| seats.has_news(epoll).then(|| look(seats, epoll, room, false)).flatten();
+    if let Some(result) = SEATS.with(look_if_any) {
+        return result;
     }
     let limit = u64::try_from(timeout).map_or(span, |ms| Duration::from_millis(ms).min(span));
     let mut signals = Signals::block();
@@ -320,8 +333,8 @@ pub(crate) fn epoll_wait(
         patience::offered(before, now);
         let look_now = |seats: &Seats| {
             // A look at the rings costs nothing, to ask the kernel costs a system call.
-            let asks = seats.count.get() == 0 || step.is_multiple_of(ASKED_EACH);
-            (asks || seats.has_news(epoll)).then(|| look(seats, epoll, room)).flatten()
+            let asks = seats.count.get() == 0 || step % ASKED_EACH == ASKED_EACH - 1;
+            (asks || seats.has_news(epoll)).then(|| look(seats, epoll, room, asks)).flatten()
         };
         if let Some(result) = SEATS.with(look_now) {
             return result;
@@ -350,19 +363,38 @@ fn learn(begun: Duration, sleep: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// Looks at the rings and at all else. Returns what epoll would, unless there is nothing.
-fn look(seats: &Seats, epoll: RawFd, room: &mut [epoll_event]) -> Option<c_int> {
-    // However busy the rings are, the kernel has a part of the room, or each other turn.
-    let turn = seats.turn.replace(!seats.turn.get());
-    let ours = if room.len() == 1 { usize::from(turn) } else { room.len().div_ceil(2) };
+/// Looks at the rings, and at all else if `asks` or if it is the kernel's turn. Returns what epoll
+/// would, unless nothing was found.
+fn look(seats: &Seats, epoll: RawFd, room: &mut [epoll_event], asks: bool) -> Option<c_int> {
+    // However busy the rings are, the kernel has its turns, and then a part of the room.
+    seats.turns.set(seats.turns.get().wrapping_add(1));
+    let is_its_turn = seats.turns.get().is_multiple_of(KERNELS_TURN);
+    let ours = match room.len() {
+        1 => usize::from(!is_its_turn),
+        all if asks || is_its_turn => all.div_ceil(2),
+        all => all,
+    };
     let count = seats.unless_busy(|| seats.collect(epoll, &mut room[..ours])).unwrap_or(0);
     let (ours, rest) = room.split_at_mut(count);
-    let found = if rest.is_empty() { 0 } else { sys::epoll_now(epoll, rest) };
-    let Ok(found) = usize::try_from(found) else {
-        return Some(if count > 0 { c_int::try_from(count).unwrap_or(0) } else { found });
+    if rest.is_empty() || (count > 0 && !asks && !is_its_turn) {
+        return Some(c_int::try_from(count).unwrap_or(c_int::MAX));
+    }
+    let Ok(found) = usize::try_from(sys::epoll_now(epoll, rest)) else {
+        // The kernel's error, unless there is something to report.
+        return Some(if count > 0 { c_int::try_from(count).unwrap_or(0) } else { -1 });
     };
     let total = count + merge(ours, &mut rest[..found]);
     (total > 0).then(|| c_int::try_from(total).unwrap_or(c_int::MAX))
+}
+
+/// The same for a program that does not wait: all that there is.
+fn look_once(seats: &Seats, epoll: RawFd, room: &mut [epoll_event]) -> c_int {
+    let mut found = look(seats, epoll, room, true);
+    if found.is_none() && room.len() == 1 {
+        // One of the two was not asked.
+        found = look(seats, epoll, room, true);
+    }
+    found.unwrap_or(0)
 }
 
 /// What the kernel says of a socket of which we have said something becomes one event. Returns how

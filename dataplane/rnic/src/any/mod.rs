@@ -392,6 +392,14 @@ impl crate::Fabric for Fabric {
         }
     }
 
+    fn has_completions(&self) -> bool {
+        match self {
+            Self::Roce(fabric) => fabric.has_completions(),
+            Self::Shm(fabric) => fabric.has_completions(),
+            Self::Verbs(fabric) => fabric.has_completions(),
+        }
+    }
+
     fn note_quiet(&mut self) {
         match self {
             Self::Roce(fabric) => fabric.note_quiet(),

@@ -210,6 +210,10 @@ impl crate::Fabric for Fabric {
         }
     }
 
+    fn has_completions(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
         self.is_armed = true;
         let mut has_news = !self.ready.is_empty() || self.part().has_news();
