@@ -167,7 +167,8 @@ pub struct Exec {
     /// Pass bytes by shared memory instead of by a Unix socket
     #[arg(long)]
     pub rings: bool,
-    /// With --rings: for so long a reader watches the memory before it sleeps [default: 0]
+    /// With --rings: for so long a reader looks at the memory before it sleeps [default: up to 100,
+    /// where that is worth it]
     #[arg(long, value_name = "MICROSECONDS", requires = "rings")]
     pub spin: Option<u32>,
     /// Say on standard error what is decided about each socket

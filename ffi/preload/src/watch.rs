@@ -703,13 +703,28 @@ mod tests {
         assert_eq!(set.pair.reads(1, 0).unwrap(), b"x");
         std::io::Write::write_all(&mut &far, b"!").unwrap();
         let mut heard = [0; 43];
-        for _ in 0..4 {
+        for _ in 0..2 * KERNELS_TURN {
             let mut room = [epoll_event { events: 0, u64: 0 }; 1];
             let found = epoll_wait(set.epoll.as_raw_fd(), &mut room, 0, |_, _| unreachable!());
             assert_eq!(found, 1);
             heard[usize::try_from(room[0].u64).unwrap()] += 1;
         }
         assert!(heard[7] >= 1 && heard[42] >= 1);
+    }
+
+    /// The same of a program that waits, and has room for more than one event.
+    #[test]
+    fn the_kernel_has_its_turn_beside_rings() {
+        let set = Set::new(43, IN);
+        let (other, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        add(&set.epoll, &other, EventData::new_u64(7), EventFlags::IN).unwrap();
+        set.pair.comes(b"xx");
+        assert_eq!(set.pair.reads(1, 0).unwrap(), b"x");
+        std::io::Write::write_all(&mut &far, b"!").unwrap();
+        let heard: Vec<_> = (0..KERNELS_TURN).map(|_| set.hears(-1)).collect();
+        assert!(heard.iter().all(|events| events.contains(&(IN, 43))));
+        assert_eq!(heard.iter().filter(|events| events.contains(&(IN, 7))).count(), 1);
+        assert_eq!(set.hears(0).len(), 2, "who does not wait hears all");
     }
 
     /// Each event is told once, whoever has found it.

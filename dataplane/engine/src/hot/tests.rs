@@ -15,6 +15,8 @@ use crate::mailbox::Waker;
 use crate::near::Near;
 use crate::streams::Streams;
 
+const TOO_LONG: Duration = Duration::from_secs(20);
+
 /// A program.
 struct Program {
     socket: OwnedFd,
@@ -72,9 +74,17 @@ fn reported(kernel: &mut Kernel, streams: &[Near]) -> Vec<Event> {
     events
 }
 
-/// The same after a sleep that ends by itself.
+/// The same, until the kernel was asked.
+fn reported_by_all(kernel: &mut Kernel, streams: &[Near]) -> Vec<Event> {
+    (0..4).flat_map(|_| reported(kernel, streams)).collect()
+}
+
+/// The same after a sleep that something ends.
 fn slept(kernel: &mut Kernel, streams: &[Near], now: Instant) -> Vec<Event> {
-    kernel.sleep(now, None);
+    let clock = kernel.clock();
+    let begun = clock.now();
+    kernel.sleep(now, Some(begun + TOO_LONG));
+    assert!(clock.now().since(begun) < TOO_LONG, "nobody has woken the poller");
     reported(kernel, streams)
 }
 
@@ -97,7 +107,7 @@ fn a_program_wakes_the_poller_and_then_is_looked_at() {
     let events = slept(&mut kernel, &streams, Instant(0));
     assert!(events.iter().any(|event| event.readable && event.key == key(0)));
     assert_eq!(all_of(&mut kernel, &streams[0]), b"early");
-    reported(&mut kernel, &streams);
+    reported_by_all(&mut kernel, &streams);
     program.writes(b"hot");
     assert!(kernel.has_more(&streams[0]));
     let events = reported(&mut kernel, &streams);
@@ -181,6 +191,35 @@ fn whoever_takes_a_kick_looks_by_himself() {
     assert_eq!(all_of(&mut kernel, &streams[0]), b"more");
 }
 
+/// The kernel takes longer to answer than all rings, so it is not asked in each turn. What it knows
+/// is heard all the same, and soon.
+#[test]
+fn the_kernel_is_asked_beside_rings() {
+    let (_waker, mut kernel) = kernel();
+    let (program, near) = pair();
+    let (other, far) = UnixStream::pair().unwrap();
+    other.set_nonblocking(true).unwrap();
+    let streams = [near, Near::from(OwnedFd::from(other))];
+    kernel.watch(key(0), &streams[0]).unwrap();
+    kernel.watch(key(1), &streams[1]).unwrap();
+    program.writes(b"x");
+    while !slept(&mut kernel, &streams, Instant(0)).iter().any(|event| event.readable) {}
+    for _ in 0..3 {
+        // Whatever the kernel has to say of what was.
+        while !reported(&mut kernel, &streams).is_empty() {}
+        rustix::io::write(&far, b"!").unwrap();
+        let mut turns = (1..100).filter(|turn| {
+            program.writes(&[*turn]);
+            let events = reported(&mut kernel, &streams);
+            assert!(events.iter().any(|event| event.by_rings), "in each turn");
+            events.iter().any(|event| event.key == key(1) && event.readable)
+        });
+        assert!(turns.next().is_some_and(|turn| turn <= 4));
+        all_of(&mut kernel, &streams[0]);
+        all_of(&mut kernel, &streams[1]);
+    }
+}
+
 /// A thread that has said that it watches the ring may be gone. Others wait for the socket.
 #[test]
 fn who_does_not_read_gets_a_token() {
@@ -243,7 +282,8 @@ fn a_program_that_dies_ends_or_resets_its_stream() {
             program.reads(&mut [0; 9]);
         }
         drop(program);
-        let events = slept(&mut kernel, &streams, Instant(0));
+        let mut events = slept(&mut kernel, &streams, Instant(0));
+        events.extend(reported_by_all(&mut kernel, &streams));
         assert!(events.iter().any(|event| event.ending && event.failed == unread));
         let mut room = [0; 10];
         assert_eq!(kernel.read_slice(&streams[0], &mut room).unwrap(), 10);
