@@ -65,6 +65,7 @@ impl Site {
         match preload {
             Preload::Sockets => {}
             Preload::Rings => drop(command.arg("--rings")),
+            Preload::Sleeping => drop(command.args(["--rings", "--spin", "0"])),
             Preload::Spinning => drop(command.args(["--rings", "--spin", "100"])),
         }
         command.arg("--library").arg(library()).arg("--").args(words);
@@ -116,8 +117,11 @@ impl Site {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preload {
     Sockets,
+    /// By rings, at which threads look before they sleep where they find that worth it.
     Rings,
-    /// By rings, and threads watch them before they sleep.
+    /// They never do.
+    Sleeping,
+    /// They always do.
     Spinning,
 }
 
@@ -139,7 +143,7 @@ impl Player<'_> {
     }
 
     fn ringed(at: SocketAddrV4) -> Self {
-        Player { preload: Some(Preload::Rings), ..Self::plain(at) }
+        Player { preload: Some(Preload::Sleeping), ..Self::plain(at) }
     }
 
     fn spinning(at: SocketAddrV4) -> Self {

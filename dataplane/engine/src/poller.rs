@@ -195,9 +195,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         moved |= self.flush(now); //   RDMA writes, then the CDC messages that announce them
         // Before the core is offered: for an application of this host it may be there by now.
         if self.fabric.has_completions() {
-            self.reap(now);
-            self.drain(now);
+            moved |= self.reap(now);
+            moved |= self.drain(now);
         }
+        self.rest(); //                links without unfinished work
         moved |= self.expire(now); //  timers, and what other threads must be told
         self.shared.counters.turns.add(1);
         self.shared.counters.turns_idle.add((!moved).into());
@@ -337,11 +338,15 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
         self.fabric.transmit(now);
         self.sampler.posted(&self.shared.counters.stages, || self.streams.time(now));
+        moved
+    }
+
+    /// Notes how much room the links have for the next turn.
+    fn rest(&mut self) {
         for link in self.links.busy() {
             link.budget = self.fabric.room(link.qp);
         }
         self.links.rest();
-        moved
     }
 
     /// Acts on deadlines that have passed, and wakes threads that have new letters or reports.

@@ -36,6 +36,10 @@ impl<F: Fabric> Fabric for Option<F> {
         }
     }
 
+    fn has_completions(&self) -> bool {
+        self.as_ref().is_some_and(Fabric::has_completions)
+    }
+
     fn transmit(&mut self, now: Instant) {
         if let Some(fabric) = self {
             fabric.transmit(now);

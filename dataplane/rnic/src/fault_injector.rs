@@ -247,7 +247,7 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
     }
 
     fn has_completions(&self) -> bool {
-        self.inner.has_completions()
+        !self.pending.is_empty() || self.inner.has_completions()
     }
 
     fn note_quiet(&mut self) {

@@ -408,7 +408,7 @@ pub trait Fabric {
     fn post(&mut self, qp: QpId, work: &mut Vec<Work>);
 
     /// Receives packets, and appends completions to `out` until its capacity is used up. One call
-    /// does a bounded amount of work; call it once a turn.
+    /// does a bounded amount of work; call it once a turn, and again if `has_completions`.
     fn poll(&mut self, now: Instant, out: &mut Vec<Completion>);
 
     /// The caller has just found that `event_descriptor` is not readable, so the next `poll` need
@@ -420,8 +420,9 @@ pub trait Fabric {
     /// turn.
     fn transmit(&mut self, now: Instant);
 
-    /// Whether something is there already for the next `poll`. A NIC in memory carries out work
-    /// requests as they are transmitted, and those to the caller itself have arrived then.
+    /// Whether something is there already for the next `poll`, so that another one in this turn is
+    /// worth it. A NIC in memory carries out work requests as they are transmitted, and those to
+    /// the caller itself have arrived then.
     fn has_completions(&self) -> bool {
         false
     }

@@ -12,7 +12,8 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::settings::settings;
+#[cfg(not(test))]
+use crate::{settings::settings, sys};
 
 /// What a thread has learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ struct Patience {
     until: Duration,
     /// How long it did not look after the last loss.
     retreat: Duration,
+    /// How many offers have ended quickly since.
+    quick: u32,
 }
 
 thread_local! {
@@ -37,27 +40,45 @@ pub(crate) fn span(now: Duration) -> Duration {
 }
 
 /// It has waited for so long, looking or asleep, until something came.
-pub(crate) fn waited(time: Duration) {
-    change(|patience| patience.waited(time));
+pub(crate) fn learn_found(time: Duration) {
+    change(|patience| patience.learn_found(time));
+}
+
+/// It has waited for so long, and something else has ended that, such as a time-out or a signal.
+pub(crate) fn learn_ended(time: Duration) {
+    if time > SPAN_MAX {
+        learn_found(time);
+    }
 }
 
 /// It has offered its core, between these times.
-pub(crate) fn offered(before: Duration, after: Duration) {
-    change(|patience| patience.offered(before, after));
+pub(crate) fn learn_offer(before: Duration, after: Duration) {
+    change(|patience| patience.learn_offer(before, after));
 }
 
 /// What is to be done whatever is learned.
 fn fixed() -> Option<Duration> {
     #[cfg(test)]
-    if let Some(fixed) = FIXED.get() {
-        return Some(fixed);
+    return FIXED.get();
+    #[cfg(not(test))]
+    match settings() {
+        // It makes no system call that it can do without.
+        _ if sys::is_sandboxed() => Some(Duration::ZERO),
+        Some(settings) => settings.spin,
+        None => Some(Duration::ZERO),
     }
-    settings().map_or(Some(Duration::ZERO), |settings| settings.spin)
 }
 
 #[cfg(test)]
 pub(crate) fn fix(time: Duration) {
     FIXED.set(Some(time));
+}
+
+/// It is to do what it has learned.
+#[cfg(test)]
+pub(crate) fn free() {
+    FIXED.set(None);
+    PATIENCE.set(Patience::new());
 }
 
 /// A signal handler that waits in between may be forgotten: nothing depends on it.
@@ -69,25 +90,29 @@ fn change(change: impl FnOnce(&mut Patience)) {
 
 impl Patience {
     const fn new() -> Self {
-        Self { span: Duration::ZERO, until: Duration::ZERO, retreat: Duration::ZERO }
+        Self { span: Duration::ZERO, until: Duration::ZERO, retreat: Duration::ZERO, quick: 0 }
     }
 
     fn span_at(&self, now: Duration) -> Duration {
         if now < self.until { Duration::ZERO } else { self.span }
     }
 
-    fn waited(&mut self, time: Duration) {
+    fn learn_found(&mut self, time: Duration) {
         self.span = if time <= SPAN_MAX { SPAN_MAX } else { Duration::ZERO };
     }
 
-    fn offered(&mut self, before: Duration, after: Duration) {
-        if after.saturating_sub(before) < LOSS {
+    fn learn_offer(&mut self, before: Duration, after: Duration) {
+        let taken = after.saturating_sub(before);
+        if taken < LOSS {
+            self.quick = self.quick.saturating_add(1);
             return;
         }
-        let has_been_well = before.saturating_sub(self.until) > self.retreat * WELL_FOR;
+        let has_been_well = self.quick >= OFFERS_TO_TRUST;
         let retreat = if has_been_well { RETREAT_MIN } else { self.retreat * 2 };
-        self.retreat = retreat.clamp(RETREAT_MIN, RETREAT_MAX);
+        // Who is stopped, because it has used up what it may, is stopped for longer.
+        self.retreat = retreat.clamp(RETREAT_MIN, RETREAT_MAX).max(taken * LOSS_SHARE);
         self.until = after + self.retreat;
+        self.quick = 0;
     }
 }
 
@@ -96,12 +121,13 @@ impl Patience {
 const SPAN_MAX: Duration = Duration::from_micros(100);
 /// An offer of the core that takes so long has gone to strangers.
 const LOSS: Duration = Duration::from_millis(1);
-/// For how long a thread does not look after a loss. Beside a busy loop it loses three milliseconds
-/// for each of these.
+/// For how long a thread does not look after a loss.
 const RETREAT_MIN: Duration = Duration::from_millis(10);
 const RETREAT_MAX: Duration = Duration::from_secs(1);
-/// After so many times of a retreat without a loss, the next one is a short one again.
-const WELL_FOR: u32 = 4;
+/// And never for less than so many times what it has lost.
+const LOSS_SHARE: u32 = 30;
+/// After so many offers without a loss, the next retreat is a short one again.
+const OFFERS_TO_TRUST: u32 = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -117,36 +143,43 @@ mod tests {
         let mut patience = Patience::new();
         assert_eq!(patience.span_at(us(0)), us(0), "nothing is known");
         for (waited, span) in [(20, 100), (100, 100), (101, 0), (5_000, 0), (99, 100)] {
-            patience.waited(us(waited));
+            patience.learn_found(us(waited));
             assert_eq!(patience.span_at(us(0)), us(span), "after {waited} us");
         }
+        learn_found(us(5));
+        learn_ended(us(5));
+        assert_eq!(span(us(0)), us(100), "a wait that a signal ended says nothing");
+        learn_ended(us(5_000));
+        assert_eq!(span(us(0)), us(0), "but that it was long");
     }
 
     /// Whoever takes the core for long is no part of this, and takes it again.
     #[test]
     fn a_thread_that_loses_its_core_sleeps_for_a_while() {
         let mut patience = Patience::new();
-        patience.waited(us(1));
+        patience.learn_found(us(1));
         let mut now = us(1_000_000);
-        for (quiet_us, lost_us, retreat_us) in [
-            (0, 999, 0),
-            (0, 3_000, 10_000),
-            (40_000, 1_000, 20_000),
-            (0, 4_000, 40_000),
-            (160_001, 3_000, 10_000),
+        for (quick, lost_us, retreat_us) in [
+            (1, 999, 0),
+            (OFFERS_TO_TRUST, 1_000, 30_000),
+            (OFFERS_TO_TRUST - 1, 1_000, 60_000),
+            (0, 1_000, 120_000),
+            // A second later, but it has not offered its core much meanwhile.
+            (3, 4_000, 240_000),
+            (OFFERS_TO_TRUST, 3_000, 90_000),
+            (OFFERS_TO_TRUST, 80_000, 2_400_000),
         ] {
-            let before = now + us(quiet_us);
+            (0..quick).for_each(|_| patience.learn_offer(now, now + us(1)));
+            let before = now + us(1_000_000);
             now = before + us(lost_us);
-            patience.offered(before, now);
-            assert_eq!(patience.span_at(now).is_zero(), retreat_us > 0);
+            patience.learn_offer(before, now);
+            assert_eq!(patience.span_at(now).is_zero(), retreat_us > 0, "{lost_us}");
             now += us(retreat_us);
-            assert!(patience.span_at(now) == us(100), "after {retreat_us} us");
-            if retreat_us > 0 {
-                assert!(patience.span_at(now - us(1)).is_zero());
-            }
+            assert_eq!(patience.span_at(now), us(100), "after {retreat_us} us");
+            assert!(retreat_us == 0 || patience.span_at(now - us(1)).is_zero());
         }
         for _ in 0..9 {
-            patience.offered(now, now + us(3_000));
+            patience.learn_offer(now, now + us(3_000));
             now = patience.until;
         }
         assert_eq!(patience.retreat, RETREAT_MAX);

@@ -90,8 +90,13 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
         drop(used);
         watch::cease_if(|| waits(socket, flags));
         outcome = wait_for_bytes(fd, flags, connection);
-        if outcome.is_none() {
-            patience::waited(sys::now_precise().saturating_sub(begun));
+        let waited = sys::now_precise().saturating_sub(begun);
+        let has_byte = outcome.is_none();
+        // Who does not wait has learned nothing of waiting.
+        if has_byte && sys::borrow(fd).is_some_and(|socket| waits(socket, flags)) {
+            patience::learn_found(waited);
+        } else if !has_byte {
+            patience::learn_ended(waited);
         }
         may_spin = true;
     }
@@ -170,15 +175,21 @@ fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int, begun: Durat
     let (mut signals, mut has_signal, mut now) = (Signals::block(), false, begun);
     let has_news = rings.spin(|| {
         has_signal = signals.is_any_pending();
+        if has_signal || now >= until {
+            return false;
+        }
+        sched_yield();
         let before = replace(&mut now, sys::now_precise());
-        patience::offered(before, now);
-        has_signal || now >= until
+        patience::learn_offer(before, now);
+        true
     });
     has_signal = has_signal || signals.is_pending_now();
+    let has_limit = || socket_timeout(socket, Timeout::Recv).is_ok_and(|limit| limit.is_some());
     drop(signals);
     match (has_news, has_signal) {
         (true, _) => Spun::Found,
-        (false, true) if !restarts() => Spun::Interrupted,
+        // With a time-out no `recv` does (signal(7)).
+        (false, true) if has_limit() || !restarts() => Spun::Interrupted,
         (false, _) => Spun::InVain,
     }
 }

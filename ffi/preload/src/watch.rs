@@ -45,12 +45,12 @@ struct Seat {
 /// What a thread watches, all of it in one epoll set.
 struct Seats {
     epoll: Cell<RawFd>,
-    /// So many of the places below are taken, those in front.
+    /// The first `count` places are taken.
     count: Cell<usize>,
     all: [Cell<Option<Seat>>; SEATS_MAX],
-    /// Which one makes room, or is reported first, next.
+    /// Where the next report begins, and which seat is given up next.
     hand: Cell<usize>,
-    /// How often the rings had something to report, or the kernel was asked.
+    /// How often the rings had something to report.
     turns: Cell<u32>,
     /// A signal handler may have interrupted the thread while it changes this.
     is_busy: Cell<bool>,
@@ -69,9 +69,10 @@ thread_local! {
     };
 }
 
-/// So often a thread that goes on looking asks the kernel, too: each ten microseconds or so.
+/// So often a thread that goes on looking asks the kernel, too: every sixteenth time, which is some
+/// ten microseconds if nobody takes the core.
 const ASKED_EACH: u32 = 16;
-/// When rings have something each time, the kernel is asked each so many times.
+/// As long as the rings have something each time, the kernel is asked every fourth time.
 const KERNELS_TURN: u32 = 4;
 /// As many as a gateway looks at by itself.
 const SEATS_MAX: usize = 64;
@@ -216,8 +217,16 @@ impl Seats {
 
     /// Whether there is something to report.
     fn has_news(&self, epoll: RawFd) -> bool {
-        self.epoll.get() == epoll
-            && self.taken().iter().any(|seat| seat.get().is_some_and(|seat| seat.has_news()))
+        let has_news = |seat: &Cell<Option<Seat>>| seat.get().is_some_and(|seat| seat.has_news());
+        // A signal handler may close what is looked at.
+        let look = || self.epoll.get() == epoll && self.taken().iter().any(has_news);
+        self.unless_busy(look).unwrap_or(false)
+    }
+
+    /// Whether the kernel is to be asked although the rings have something.
+    fn is_kernels_turn(&self) -> bool {
+        self.turns.set(self.turns.get().wrapping_add(1));
+        self.turns.get().is_multiple_of(KERNELS_TURN)
     }
 
     /// Reports what has come. Returns how many events there are.
@@ -304,37 +313,49 @@ pub(crate) fn epoll_wait(
         cease();
         return real(room, timeout);
     }
+    let is_watched = |seats: &Seats| seats.epoll.get() == epoll && seats.count.get() > 0;
+    if !SEATS.with(is_watched) {
+        // Not what belongs to another set either.
+        if timeout != 0 {
+            cease();
+        }
+        return real(room, timeout);
+    }
     let begun = sys::now_precise();
     let span = patience::span(begun);
-    if span.is_zero() && SEATS.with(|seats| !seats.has_news(epoll)) {
-        if timeout == 0 || SEATS.with(|seats| seats.count.get() == 0) {
-            return real(room, timeout);
+    let has_news = SEATS.with(|seats| seats.has_news(epoll));
+    if has_news || timeout == 0 || !span.is_zero() {
+        // What the kernel has must not wait for what may come.
+        let asks =
+            !has_news || (timeout == 0 && room.len() > 1) || SEATS.with(Seats::is_kernels_turn);
+        let found = SEATS.with(|seats| look(seats, epoll, room, asks));
+        if timeout == 0 {
+            return found.unwrap_or(0);
         }
+        if let Some(found) = found {
+            return found;
+        }
+    }
+    if span.is_zero() {
         cease();
         return learn(begun, || real(room, timeout));
-    }
-    if timeout == 0 {
-        return SEATS.with(|seats| look_once(seats, epoll, room));
-    }
-    let look_if_any =
-        |seats: &Seats| seats.has_news(epoll).then(|| look(seats, epoll, room, false)).flatten();
-    if let Some(result) = SEATS.with(look_if_any) {
-        return result;
     }
     let limit = u64::try_from(timeout).map_or(span, |ms| Duration::from_millis(ms).min(span));
     let mut signals = Signals::block();
     let mut now = begun;
-    for step in 0_u32.. {
+    for step in 1_u32.. {
         if now.saturating_sub(begun) >= limit {
             break;
         }
         sched_yield();
         let before = replace(&mut now, sys::now_precise());
-        patience::offered(before, now);
+        patience::learn_offer(before, now);
         let look_now = |seats: &Seats| {
             // A look at the rings costs nothing, to ask the kernel costs a system call.
-            let asks = seats.count.get() == 0 || step % ASKED_EACH == ASKED_EACH - 1;
-            (asks || seats.has_news(epoll)).then(|| look(seats, epoll, room, asks)).flatten()
+            let asks = step.is_multiple_of(ASKED_EACH);
+            let has_news = seats.has_news(epoll);
+            let asks = asks || (has_news && seats.is_kernels_turn());
+            (asks || has_news).then(|| look(seats, epoll, room, asks)).flatten()
         };
         if let Some(result) = SEATS.with(look_now) {
             return result;
@@ -359,24 +380,27 @@ pub(crate) fn epoll_wait(
 /// Sleeps. How long the whole wait was that began at `begun` says what looking is worth.
 fn learn(begun: Duration, sleep: impl FnOnce() -> c_int) -> c_int {
     let result = sleep();
-    patience::waited(sys::now_precise().saturating_sub(begun));
+    let waited = sys::now_precise().saturating_sub(begun);
+    if result > 0 {
+        patience::learn_found(waited);
+    } else {
+        patience::learn_ended(waited);
+    }
     result
 }
 
-/// Looks at the rings, and at all else if `asks` or if it is the kernel's turn. Returns what epoll
-/// would, unless nothing was found.
+/// Looks at the rings, and at all else if `asks` or if they have nothing. Returns what epoll would,
+/// unless there is nothing.
 fn look(seats: &Seats, epoll: RawFd, room: &mut [epoll_event], asks: bool) -> Option<c_int> {
-    // However busy the rings are, the kernel has its turns, and then a part of the room.
-    seats.turns.set(seats.turns.get().wrapping_add(1));
-    let is_its_turn = seats.turns.get().is_multiple_of(KERNELS_TURN);
-    let ours = match room.len() {
-        1 => usize::from(!is_its_turn),
-        all if asks || is_its_turn => all.div_ceil(2),
-        all => all,
-    };
+    if asks && room.len() == 1 {
+        let found = sys::epoll_now(epoll, room);
+        return (found != 0).then_some(found).or_else(|| look(seats, epoll, room, false));
+    }
+    // However busy the rings are, a part of the room is the kernel's.
+    let ours = if asks { room.len().div_ceil(2) } else { room.len() };
     let count = seats.unless_busy(|| seats.collect(epoll, &mut room[..ours])).unwrap_or(0);
     let (ours, rest) = room.split_at_mut(count);
-    if rest.is_empty() || (count > 0 && !asks && !is_its_turn) {
+    if rest.is_empty() || (count > 0 && !asks) {
         return Some(c_int::try_from(count).unwrap_or(c_int::MAX));
     }
     let Ok(found) = usize::try_from(sys::epoll_now(epoll, rest)) else {
@@ -385,16 +409,6 @@ fn look(seats: &Seats, epoll: RawFd, room: &mut [epoll_event], asks: bool) -> Op
     };
     let total = count + merge(ours, &mut rest[..found]);
     (total > 0).then(|| c_int::try_from(total).unwrap_or(c_int::MAX))
-}
-
-/// The same for a program that does not wait: all that there is.
-fn look_once(seats: &Seats, epoll: RawFd, room: &mut [epoll_event]) -> c_int {
-    let mut found = look(seats, epoll, room, true);
-    if found.is_none() && room.len() == 1 {
-        // One of the two was not asked.
-        found = look(seats, epoll, room, true);
-    }
-    found.unwrap_or(0)
 }
 
 /// What the kernel says of a socket of which we have said something becomes one event. Returns how
@@ -725,6 +739,70 @@ mod tests {
         assert!(heard.iter().all(|events| events.contains(&(IN, 43))));
         assert_eq!(heard.iter().filter(|events| events.contains(&(IN, 7))).count(), 1);
         assert_eq!(set.hears(0).len(), 2, "who does not wait hears all");
+    }
+
+    /// With room for one event each has its turn, and nobody sleeps over what is there.
+    #[test]
+    fn who_has_room_for_one_event_does_not_sleep_over_another() {
+        let set = Set::new(44, IN);
+        set.pair.comes(b"x");
+        assert_eq!(set.pair.reads(9, 0).unwrap(), b"x");
+        set.pair.comes(b"y");
+        assert!(!set.pair.is(rustix::event::PollFlags::IN), "the kernel knows nothing");
+        for patience in [Duration::ZERO, Duration::from_secs(20)] {
+            patience::fix(patience);
+            for _ in 0..2 * KERNELS_TURN {
+                let mut room = [epoll_event { events: 0, u64: 0 }; 1];
+                let found = epoll_wait(set.epoll.as_raw_fd(), &mut room, -1, |_, _| unreachable!());
+                assert_eq!((found, { room[0].u64 }), (1, 44));
+            }
+        }
+    }
+
+    /// What the kernel has does not wait until a thread has looked at its rings.
+    #[test]
+    fn the_kernel_is_asked_before_the_core_is_offered() {
+        let set = Set::new(45, IN);
+        let (other, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        add(&set.epoll, &other, EventData::new_u64(7), EventFlags::IN).unwrap();
+        set.pair.comes(b"x");
+        assert_eq!(set.pair.reads(1, 0).unwrap(), b"x");
+        std::io::Write::write_all(&mut &far, b"!").unwrap();
+        // Once this is over, nobody looks any more.
+        patience::fix(Duration::from_nanos(1));
+        assert!(set.is_watched());
+        assert_eq!(set.hears(-1), [(IN, 7)]);
+        assert!(set.is_watched(), "it has not slept");
+    }
+
+    /// A thread that has nothing to look at sleeps as it always did.
+    #[test]
+    fn who_watches_nothing_does_not_look() {
+        let set = Set::new(46, IN);
+        patience::fix(Duration::from_secs(20));
+        let mut room = [epoll_event { events: 0, u64: 0 }; 1];
+        assert_eq!(epoll_wait(set.epoll.as_raw_fd(), &mut room, -1, |_, timeout| timeout), -1);
+    }
+
+    /// The waits of a thread say how long it looks.
+    #[test]
+    fn a_thread_learns_from_its_waits() {
+        let set = Set::new(47, IN);
+        patience::free();
+        let wait = |sleep: Duration| {
+            set.pair.comes(b"x");
+            assert_eq!(set.pair.reads(9, 0).unwrap(), b"x");
+            assert!(set.is_watched());
+            let mut room = [epoll_event { events: 0, u64: 0 }; 1];
+            epoll_wait(set.epoll.as_raw_fd(), &mut room, -1, |_, _| {
+                std::thread::sleep(sleep);
+                1
+            });
+            !patience::span(sys::now_precise()).is_zero()
+        };
+        // Somebody may take the core for long.
+        assert!((0..100).any(|_| wait(Duration::ZERO)));
+        assert!((0..100).any(|_| !wait(Duration::from_millis(2))));
     }
 
     /// Each event is told once, whoever has found it.

@@ -274,14 +274,13 @@ impl Application {
         self.kick_if_asleep(socket);
     }
 
-    /// Waits for bytes without sleeping, until `is_over`. Returns whether there are some, or
-    /// something else has happened that the caller must look at.
-    pub fn spin(&self, mut is_over: impl FnMut() -> bool) -> bool {
+    /// Waits for bytes without sleeping: looks, and between two looks calls `offer`, which may offer
+    /// the core to others, until that returns false. Returns whether there are some, or something
+    /// else has happened that the caller must look at.
+    pub fn spin(&self, mut offer: impl FnMut() -> bool) -> bool {
         self.watch();
         let mut found = self.has_news();
-        while !found && !is_over() {
-            // The gateway may need this core.
-            sched_yield();
+        while !found && offer() {
             found = self.has_news();
         }
         self.cease_to_watch();

@@ -176,11 +176,20 @@ fn whoever_watches_the_ring_needs_no_token() {
     assert_eq!(pair.app_sees(PollFlags::IN), PollFlags::empty());
     assert!(pair.gateway.has_unread(), "if it was killed meanwhile");
     pair.gateway.word(Word::Spinning).store(0, SeqCst);
-    assert!(pair.program.spin(|| false));
+    let looks = |times: u32| {
+        let mut left = times;
+        pair.program.spin(|| {
+            left = left.saturating_sub(1);
+            left > 0
+        })
+    };
+    assert!(looks(0));
     assert_eq!(pair.app_reads(9), b"abc");
-    assert!(!pair.program.spin(|| true));
+    assert!(!looks(9));
+    assert!(pair.program.spin(|| pair.gateway_writes(b"d").is_ok()), "after one offer");
+    assert_eq!(pair.app_reads(9), b"d");
     pair.gateway.finish();
-    assert!(pair.program.spin(|| false));
+    assert!(looks(0));
 }
 
 /// While the gateway looks, nobody makes a system call; when it sleeps, each change wakes it.
@@ -483,11 +492,12 @@ fn read_all(program: Application, app: &OwnedFd) {
         assert_eq!(bytes, pattern(came, bytes.len()));
         came += bytes.len();
         let mut looks = came % 3;
-        let mut is_over = || {
+        let offer = || {
             looks = looks.saturating_sub(1);
-            looks == 0
+            std::thread::yield_now();
+            looks > 0
         };
-        if bytes.is_empty() && !program.spin(&mut is_over) {
+        if bytes.is_empty() && !program.spin(offer) {
             assert!(sees(app, PollFlags::IN, 20).contains(PollFlags::IN), "at {came}");
             if recv(app, &mut [0; 1][..], RecvFlags::DONTWAIT).is_ok() {
                 program.token_taken();
