@@ -28,20 +28,26 @@ pub fn become_program(arguments: &Exec) -> Result<Infallible, Refusal> {
     let beside = env::current_exe().ok();
     let beside = beside.as_deref().and_then(Path::parent);
     let folders = beside.into_iter().chain([Path::new(INSTALLED)]);
-    let library = library(arguments.library.as_deref(), folders)?;
+    let library = |libc| library(arguments.library.as_deref(), folders.clone(), libc);
+    let own = library(Libc::Own)?;
     let Some((program, rest)) = arguments.program.split_first() else {
         return Err((2, "exec: which program?".to_owned()));
     };
-    let why = find(program).as_deref().and_then(obstacle);
-    if let Some(why) = why {
+    // A program of which nothing can be learned may start others.
+    let preloaded = match find(program).as_deref().map_or(Ok(Libc::Own), libc_of) {
+        Ok(Libc::Own) => Ok(own),
+        Ok(Libc::Other) => library(Libc::Other).map_err(|_| (Obstacle::OtherLibc, None)),
+        Err(why) => Err((why, Some(own))),
+    };
+    if let Err((why, _)) = &preloaded {
         let program = program.display();
         // Nobody is left to tell if standard error is gone.
         writeln!(io::stderr(), "smcgate: {program} {why}: its connections stay TCP").ok();
     }
     let mut command = Command::new(program);
     command.args(rest);
-    // Its dynamic loader would end it.
-    if why != Some(Obstacle::OtherLibc) {
+    // With a library for another libc, its dynamic loader would end it.
+    if let Some(library) = preloaded.map_or_else(|(_, library)| library, Some) {
         command.envs(variables(arguments, &library, env::var_os(PRELOAD)));
     }
     broken_pipe::hand_on(&mut command);
@@ -50,14 +56,18 @@ pub fn become_program(arguments: &Exec) -> Result<Infallible, Refusal> {
     Err((code, format!("{}: {error}", program.display())))
 }
 
-/// Where the library is: at the place that was named, or in one of these folders.
+/// Where the library is: at the place that was named, or in one of these folders. That for another
+/// libc is beside it.
 fn library<'a>(
     named: Option<&Path>,
     folders: impl Iterator<Item = &'a Path>,
+    libc: Libc,
 ) -> Result<PathBuf, Refusal> {
-    let places: Vec<PathBuf> = match named {
-        Some(path) => vec![path.to_owned()],
-        None => folders.flat_map(|folder| NAMES.map(|name| folder.join(name))).collect(),
+    let places: Vec<PathBuf> = match (named, libc) {
+        (Some(path), Libc::Own) => vec![path.to_owned()],
+        (Some(path), Libc::Other) => vec![path.with_file_name(NAME_FOR_OTHER)],
+        (None, Libc::Own) => folders.flat_map(|folder| NAMES.map(|it| folder.join(it))).collect(),
+        (None, Libc::Other) => folders.map(|folder| folder.join(NAME_FOR_OTHER)).collect(),
     };
     let found = places.iter().find(|path| path.is_file());
     let found = found.and_then(|path| path.canonicalize().ok());
@@ -115,6 +125,14 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
+/// Which C library a program has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Libc {
+    /// The same as we.
+    Own,
+    Other,
+}
+
 /// Why nothing can be preloaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Obstacle {
@@ -130,19 +148,24 @@ impl fmt::Display for Obstacle {
             Self::Static => "is linked statically",
             Self::SetUserId => "changes its user or group (set-uid)",
             Self::OtherMachine => "is for another kind of processor",
-            Self::OtherLibc if IS_MUSL => "is for glibc, and the library for musl",
-            Self::OtherLibc => "is for musl, and the library for glibc",
+            Self::OtherLibc if IS_MUSL => "is for glibc, and there is no libsmcgate-glibc.so",
+            Self::OtherLibc => "is for musl, and there is no libsmcgate-musl.so",
         })
     }
 }
 
-/// What is in the way of preloading, as far as the file shows it. A script is as good as its
-/// interpreter.
-fn obstacle(program: &Path) -> Option<Obstacle> {
+/// Which C library a program has, or what is in the way of preloading, as far as the file shows it.
+/// A script is as good as its interpreter.
+fn libc_of(program: &Path) -> Result<Libc, Obstacle> {
     const SET_ID: u32 = 0o6000;
-    if fs::metadata(program).ok()?.permissions().mode() & SET_ID != 0 {
-        return Some(Obstacle::SetUserId);
+    if fs::metadata(program).is_ok_and(|file| file.permissions().mode() & SET_ID != 0) {
+        return Err(Obstacle::SetUserId);
     }
+    in_file(program).unwrap_or(Ok(Libc::Own))
+}
+
+/// The same of what is in the file, if that says it.
+fn in_file(program: &Path) -> Option<Result<Libc, Obstacle>> {
     let mut head = Vec::new();
     File::open(program).ok()?.take(HEAD_MAX).read_to_end(&mut head).ok()?;
     match head.strip_prefix(b"#!") {
@@ -158,7 +181,7 @@ fn obstacle(program: &Path) -> Option<Obstacle> {
     }
 }
 
-/// What is in the way in the head of an ELF file.
+/// The same of the head of an ELF file.
 ///
 /// ```text
 ///   0    4       5      18        32              54           56
@@ -166,7 +189,7 @@ fn obstacle(program: &Path) -> Option<Obstacle> {
 ///   0      8                  32
 ///   | kind | place in file .. | size in file |     a program header
 /// ```
-fn in_elf(head: &[u8]) -> Option<Obstacle> {
+fn in_elf(head: &[u8]) -> Option<Result<Libc, Obstacle>> {
     const CLASS_64: u8 = 2;
     const LITTLE_ENDIAN: u8 = 1;
     const INTERPRETER: u32 = 3;
@@ -179,7 +202,7 @@ fn in_elf(head: &[u8]) -> Option<Obstacle> {
         return None;
     }
     if head.get(4..6)? != [CLASS_64, LITTLE_ENDIAN] || half(18)? != MACHINE {
-        return Some(Obstacle::OtherMachine);
+        return Some(Err(Obstacle::OtherMachine));
     }
     let (first, size, count) = (long(32)?, usize::from(half(54)?), usize::from(half(56)?));
     for index in 0..count {
@@ -190,10 +213,10 @@ fn in_elf(head: &[u8]) -> Option<Obstacle> {
             let (begin, length) = (long(at + 8)?, long(at + 32)?);
             let loader = head.get(begin..begin.checked_add(length)?)?;
             let is_musl = loader.windows(MUSL.len()).any(|part| part == MUSL);
-            return (is_musl != IS_MUSL).then_some(Obstacle::OtherLibc);
+            return Some(Ok(if is_musl == IS_MUSL { Libc::Own } else { Libc::Other }));
         }
     }
-    Some(Obstacle::Static)
+    Some(Err(Obstacle::Static))
 }
 
 /// What is in the name of the dynamic loader of musl.
@@ -203,6 +226,8 @@ const IS_MUSL: bool = cfg!(target_env = "musl");
 const PRELOAD: &str = "LD_PRELOAD";
 /// As it is installed, and as it is built.
 const NAMES: [&str; 2] = ["libsmcgate.so", "libsmcgate_preload.so"];
+/// That for the other libc.
+const NAME_FOR_OTHER: &str = if IS_MUSL { "libsmcgate-glibc.so" } else { "libsmcgate-musl.so" };
 const INSTALLED: &str = "/usr/lib/smcgate";
 /// Program headers follow the header of the file.
 const HEAD_MAX: u64 = 4096;
@@ -243,7 +268,7 @@ mod tests {
     #[test]
     fn without_a_library_it_says_where_it_has_looked() {
         let folder = tempfile::tempdir().unwrap();
-        let library = |named| library(named, [folder.path()].into_iter());
+        let library = |named| library(named, [folder.path()].into_iter(), Libc::Own);
         let (code, why) = library(None).unwrap_err();
         let place = folder.path().join("libsmcgate.so").display().to_string();
         assert!(code == 2 && why.contains(&place), "{why}");
@@ -251,6 +276,15 @@ mod tests {
         assert!(code == 2 && why.contains("/nowhere.so"), "{why}");
         fs::write(folder.path().join("libsmcgate.so"), "").unwrap();
         assert_eq!(library(None).unwrap(), folder.path().join("libsmcgate.so"));
+        let other = folder.path().join(NAME_FOR_OTHER);
+        let named = folder.path().join("libsmcgate.so");
+        for named in [None, Some(&*named)] {
+            fs::remove_file(&other).ok();
+            let other_library = || super::library(named, [folder.path()].into_iter(), Libc::Other);
+            assert!(other_library().is_err());
+            fs::write(&other, "").unwrap();
+            assert_eq!(other_library().unwrap(), other);
+        }
     }
 
     #[test]
@@ -264,17 +298,17 @@ mod tests {
         assert_eq!(run("/").0, 126);
         let blank = folder.path().join("a b.so");
         fs::write(&blank, "").unwrap();
-        let (code, why) = super::library(Some(&blank), [].into_iter()).unwrap_err();
+        let (code, why) = super::library(Some(&blank), [].into_iter(), Libc::Own).unwrap_err();
         assert!(code == 2 && why.contains("blank"), "{why}");
     }
 
     #[test]
     fn what_cannot_be_preloaded_is_recognised() {
         let shell = find(OsStr::new("sh")).expect("it is in PATH");
-        assert_eq!(obstacle(&shell), None);
+        assert_eq!(libc_of(&shell), Ok(Libc::Own));
         let mut head = fs::read(&shell).unwrap();
         head.truncate(4096);
-        assert_eq!(in_elf(&head), None);
+        assert_eq!(in_elf(&head), Some(Ok(Libc::Own)));
         let kinds = |head: &mut Vec<u8>| {
             for index in 0..usize::from(head[56]) {
                 head[64 + 56 * index] = 1;
@@ -284,24 +318,24 @@ mod tests {
         let name = b"/lib64/ld-linux";
         let loader = head.windows(name.len()).position(|part| part == name).unwrap();
         musl[loader..loader + name.len()].copy_from_slice(b"/lib64/ld-musl-");
-        assert_eq!(in_elf(&musl), Some(Obstacle::OtherLibc));
+        assert_eq!(in_elf(&musl), Some(Ok(Libc::Other)));
         // A name that begins beyond the end, which no loader has.
         let header = (64..64 + 56 * usize::from(head[56])).step_by(56);
         let header = header.into_iter().find(|at| musl[*at] == 3).unwrap();
         musl[header + 8..header + 16].fill(0xff);
         assert_eq!(in_elf(&musl), None);
         kinds(&mut head);
-        assert_eq!(in_elf(&head), Some(Obstacle::Static));
+        assert_eq!(in_elf(&head), Some(Err(Obstacle::Static)));
         head[18] ^= 1;
-        assert_eq!(in_elf(&head), Some(Obstacle::OtherMachine));
+        assert_eq!(in_elf(&head), Some(Err(Obstacle::OtherMachine)));
         for length in 0..64 {
             in_elf(&head[..length]);
         }
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("script");
         fs::write(&script, "#! /bin/sh -e\ntrue\n").unwrap();
-        assert_eq!(obstacle(&script), None);
+        assert_eq!(libc_of(&script), Ok(Libc::Own));
         fs::set_permissions(&script, fs::Permissions::from_mode(0o4755)).unwrap();
-        assert_eq!(obstacle(&script), Some(Obstacle::SetUserId));
+        assert_eq!(libc_of(&script), Err(Obstacle::SetUserId));
     }
 }

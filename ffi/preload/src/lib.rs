@@ -58,4 +58,6 @@ mod switch;
 mod syn;
 mod sys;
 mod table;
+#[cfg(all(target_env = "musl", not(test)))]
+mod unwinding;
 mod watch;

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    FILE, c_int, c_uint, c_ulong, epoll_event, fd_set, iovec, loff_t, msghdr, nfds_t, off_t,
+    FILE, Ioctl, c_int, c_uint, c_ulong, epoll_event, fd_set, iovec, loff_t, msghdr, nfds_t, off_t,
     pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
@@ -71,7 +71,7 @@ real_functions! {
         fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t
     ) -> c_int;
     fclose(stream: *mut FILE) -> c_int;
-    ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+    ioctl(fd: c_int, request: Ioctl, argument: *mut c_void) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     ppoll(

@@ -16,9 +16,10 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::thread::sched_yield;
-use smcr_os::Piece;
 
-use crate::layout::{HEADER_LEN, RING_LEN, RING_LEN_MAX, Ring, Segment, Word, read_preamble};
+use crate::layout::{
+    FILLER_LEN, HEADER_LEN, RING_LEN, RING_LEN_MAX, Ring, Run, Segment, Word, read_preamble,
+};
 use crate::lock::{Held, Lock};
 use crate::transfer::{Direction, Part, copy_between, length};
 
@@ -161,7 +162,7 @@ impl Application {
     ///
     /// The parts are valid for writes.
     pub unsafe fn read(&self, socket: BorrowedFd<'_>, parts: &[iovec], peek: bool) -> usize {
-        let copy = |runs: &[Piece; 2]| {
+        let copy = |runs: &[Run; 2]| {
             let mut left = parts.iter().map(|part| Part::new(part.iov_base.cast(), part.iov_len));
             // SAFETY: the caller promises its parts; the runs are within the ring, and their bytes
             // were published.
@@ -187,7 +188,7 @@ impl Application {
         socket: BorrowedFd<'_>,
         most: usize,
         peek: bool,
-        copy: impl Fn(&[Piece; 2]),
+        copy: impl Fn(&[Run; 2]),
     ) -> usize {
         let tails = self.word(Word::ReceiveTail);
         let taken = loop {
@@ -464,6 +465,6 @@ const STRAY: u8 = 1;
 const TOKEN_LOOKS: u32 = 64;
 /// What makes a socket unwritable: more than a quarter of its buffer (`unix_writable`). The rest of
 /// the buffer is for kicks.
-static FILLER: [u8; crate::gateway::FILLER_LEN] = [0; crate::gateway::FILLER_LEN];
+static FILLER: [u8; FILLER_LEN] = [0; FILLER_LEN];
 /// So often filler is sent at most: a gateway may take it out meanwhile.
 const FILLERS_MAX: u32 = 3;

@@ -11,9 +11,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use smcr_os::Mapping;
 
-pub(crate) use self::socket::FILLER_LEN;
-use self::socket::SOCKET_BUFFER;
-use crate::layout::{RING_LEN, Ring, Segment, Word};
+use crate::layout::{RING_LEN, Ring, SOCKET_BUFFER, Segment, Word};
 use crate::span::Span;
 
 /// The rings of one connection.

@@ -8,8 +8,6 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use smcr_os::Piece;
-
 /// The length of each ring that a gateway makes, in bytes.
 pub const RING_LEN: u32 = 1 << 17;
 
@@ -19,6 +17,11 @@ pub(crate) const MAGIC: u32 = u32::from_ne_bytes(*b"SMCr");
 pub(crate) const VERSION: u32 = 1;
 /// The bytes before the rings.
 pub(crate) const HEADER_LEN: usize = 4096;
+/// The buffer of an application's socket. A kick takes 768 bytes of it, and at more than a quarter
+/// the socket is unwritable.
+pub(crate) const SOCKET_BUFFER: usize = 32_768;
+/// How much filler makes a socket unwritable.
+pub(crate) const FILLER_LEN: usize = SOCKET_BUFFER / 4;
 /// No ring is longer: differences of indexes must tell full from broken.
 pub(crate) const RING_LEN_MAX: u32 = 1 << 24;
 /// The least room that a word has, so that no two share a cache line.
@@ -40,6 +43,15 @@ pub(crate) enum Word {
     Ended,
     Closed,
     Writing,
+}
+
+/// Bytes of a ring that lie behind one another, by address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    /// The first byte. It must not be used if there are none.
+    pub(crate) base: NonNull<u8>,
+    /// How many there are.
+    pub(crate) len: usize,
 }
 
 /// One of the two rings.
@@ -119,6 +131,7 @@ impl Segment {
     }
 
     /// Writes what an application finds first.
+    #[cfg(feature = "gateway")]
     pub(crate) fn write_preamble(&self) {
         let preamble = [MAGIC, VERSION, self.send_len, self.receive_len];
         for (place, value) in preamble.into_iter().enumerate() {
@@ -141,7 +154,7 @@ impl Segment {
     /// # Panics
     ///
     /// If that is more than the ring has.
-    pub(crate) fn runs(&self, ring: Ring, index: u32, count: u32) -> [Piece; 2] {
+    pub(crate) fn runs(&self, ring: Ring, index: u32, count: u32) -> [Run; 2] {
         let len = self.len_of(ring);
         assert!(count <= len);
         let start = self.start_of(ring);
@@ -151,7 +164,7 @@ impl Segment {
             let address = self.base.as_ptr().wrapping_add(start + at as usize);
             // Within a mapping no address is zero.
             let base = NonNull::new(address).unwrap_or(NonNull::dangling());
-            Piece { base, len: len as usize }
+            Run { base, len: len as usize }
         };
         [piece(from, first), piece(0, count - first)]
     }
@@ -185,7 +198,7 @@ mod tests {
         // SAFETY: no byte of it is accessed; lengths are powers of two.
         let segment = unsafe { Segment::new(base, 16, 8) };
         let start = base.as_ptr() as usize;
-        let place = |piece: Piece| (piece.base.as_ptr() as usize - start, piece.len);
+        let place = |run: Run| (run.base.as_ptr() as usize - start, run.len);
         let runs = |ring, index, count| segment.runs(ring, index, count).map(place);
         assert_eq!(runs(Ring::Send, 0, 16), [(4096, 16), (4096, 0)]);
         assert_eq!(runs(Ring::Send, 30, 5), [(4110, 2), (4096, 3)]);

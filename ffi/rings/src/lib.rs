@@ -33,18 +33,23 @@
 //! are checked ([`Broken`]). What a hostile program does there harms its own stream, and no other.
 //! No reference to a byte of the rings exists: they are copied by address.
 //!
-//! The half of the application uses no heap, and no function of the C library that the preload
+//! The half of the gateway is there with the feature `gateway` only: the preload library, which is
+//! built for other C libraries, too, does without. The half of the application uses no heap, and no function of the C library that the preload
 //! library replaces.
 
 mod application;
+#[cfg(feature = "gateway")]
 mod gateway;
 mod layout;
 mod lock;
+#[cfg(feature = "gateway")]
 mod span;
 mod transfer;
 
 pub use application::Application;
+#[cfg(feature = "gateway")]
 pub use gateway::{Broken, Gateway, News};
 pub use layout::RING_LEN;
 pub use lock::{Held, thread};
+#[cfg(feature = "gateway")]
 pub use span::Span;

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use smcr_os::{Foreign, Piece};
 
 use crate::gateway::Gateway;
+use crate::layout::Run;
 
 /// A part of a ring: bytes to read, or room.
 #[derive(Debug)]
@@ -14,8 +15,9 @@ pub struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// These pieces, which are within the mapping that the borrow keeps.
-    pub(crate) fn new(pieces: [Piece; 2]) -> Self {
+    /// These runs, which are within the mapping that the borrow keeps.
+    pub(crate) fn new(runs: [Run; 2]) -> Self {
+        let pieces = runs.map(|Run { base, len }| Piece { base, len });
         Self { pieces, rings: PhantomData }
     }
 

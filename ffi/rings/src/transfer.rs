@@ -3,7 +3,8 @@
 use std::ptr;
 
 use libc::iovec;
-use smcr_os::Piece;
+
+use crate::layout::Run;
 
 /// Which way bytes go between a ring and the program.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +32,7 @@ impl Part {
 /// The parts have at least as many bytes, and are valid for writes, or for reads if the bytes go
 /// into the ring. The runs are valid for both.
 pub(crate) unsafe fn copy_between(
-    runs: &[Piece; 2],
+    runs: &[Run; 2],
     parts: &mut impl Iterator<Item = Part>,
     direction: Direction,
 ) {

@@ -1,6 +1,6 @@
 //! Bytes are read and written.
 
-use std::{ptr, slice};
+use std::{mem, ptr, slice};
 
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
@@ -393,9 +393,10 @@ unsafe fn parts_of(message: &msghdr) -> Option<&[iovec]> {
     if message.msg_iov.is_null() || message.msg_iovlen == 0 {
         return Some(&[]);
     }
-    if c_int::try_from(message.msg_iovlen).is_ok_and(|count| count <= PARTS_MAX) {
+    let count = number(message.msg_iovlen);
+    if c_int::try_from(count).is_ok_and(|count| count <= PARTS_MAX) {
         // SAFETY: the caller promises so many parts, and they are not null.
-        return Some(unsafe { slice::from_raw_parts(message.msg_iov, message.msg_iovlen) });
+        return Some(unsafe { slice::from_raw_parts(message.msg_iov, count) });
     }
     None
 }
@@ -419,15 +420,19 @@ fn discard(fd: c_int, length: size_t, flags: c_int) -> ssize_t {
 }
 
 fn message_of(parts: *const iovec, count: c_int) -> msghdr {
-    msghdr {
-        msg_name: ptr::null_mut(),
-        msg_namelen: 0,
-        msg_iov: parts.cast_mut(),
-        msg_iovlen: usize::try_from(count).unwrap_or(0) as _,
-        msg_control: ptr::null_mut(),
-        msg_controllen: 0,
-        msg_flags: 0,
-    }
+    let mut message = {
+        // SAFETY: all bits zero are a message: numbers, and null. Not every C library lets us name
+        // all fields.
+        unsafe { mem::zeroed::<msghdr>() }
+    };
+    message.msg_iov = parts.cast_mut();
+    message.msg_iovlen = count.try_into().unwrap_or_default();
+    message
+}
+
+/// A number of a message, which has another type in each C library.
+fn number(number: impl TryInto<usize>) -> usize {
+    number.try_into().unwrap_or(0)
 }
 
 /// How many bytes there are in the buffers of a message.
@@ -440,7 +445,7 @@ unsafe fn bytes_in(message: &msghdr) -> usize {
         return 0;
     }
     // SAFETY: the caller promises so many buffers, and they are not null.
-    let parts = unsafe { slice::from_raw_parts(message.msg_iov, message.msg_iovlen) };
+    let parts = unsafe { slice::from_raw_parts(message.msg_iov, number(message.msg_iovlen)) };
     parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
 }
 
@@ -450,7 +455,7 @@ fn adopt_from(message: &msghdr) {
         return;
     }
     let before = sys::errno();
-    let length = message.msg_controllen;
+    let length = number(message.msg_controllen);
     // SAFETY: the kernel has written so many bytes there.
     let control = unsafe { slice::from_raw_parts(message.msg_control.cast(), length) };
     adopt::rights(control).for_each(adopt::adopt);

@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
+use libc::{Ioctl, c_int, c_void, sockaddr, socklen_t};
 use smcgate_door::Name;
 
 use crate::address::Raw;
@@ -135,7 +135,7 @@ fn buffer(fd: c_int, level: c_int, option: c_int) -> Option<c_int> {
 
 /// In C it has two arguments, or three, which stands where it always does.
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+unsafe extern "C-unwind" fn ioctl(fd: c_int, request: Ioctl, argument: *mut c_void) -> c_int {
     // SAFETY: the caller promises what `ioctl` asks for.
     let real = || unsafe { real::ioctl(fd, request, argument) };
     // The C library of Linux has it as a number of 32 bits or of 64, of which these use 16.

@@ -11,7 +11,7 @@ use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::Gateway;
-use crate::layout::{Ring, Word};
+use crate::layout::{FILLER_LEN, Ring, Word};
 
 impl Gateway {
     /// Makes the application's socket readable.
@@ -146,11 +146,6 @@ fn is_taken(socket: BorrowedFd<'_>) -> bool {
     result == 0 && unread == 0
 }
 
-/// The buffer of an application's socket. A kick takes 768 bytes of it, and at more than a quarter
-/// the socket is unwritable.
-pub(super) const SOCKET_BUFFER: usize = 32_768;
-/// How much filler makes a socket unwritable.
-pub(crate) const FILLER_LEN: usize = SOCKET_BUFFER / 4;
 /// So often something may come by the socket and be left there. Filler and as many kicks fit.
 const LEFT_MAX: u32 = 8;
 /// So often the socket is read at once: its buffer has less.
