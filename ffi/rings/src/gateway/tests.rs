@@ -10,6 +10,7 @@ use rustix::net::{
 use smcr_os::Foreign as _;
 
 use super::*;
+use crate::layout::FILLER_LEN;
 use crate::{Application, Held, thread};
 
 /// A connection: the gateway's socket and rings, and the application's.
