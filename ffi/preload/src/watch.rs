@@ -371,10 +371,13 @@ pub(crate) fn epoll_wait(
     if is_interrupted {
         return sys::fail(libc::EINTR);
     }
-    let waited = now.saturating_sub(begun).as_millis();
-    let waited = c_int::try_from(waited).unwrap_or(c_int::MAX);
-    let rest = if timeout < 0 { timeout } else { (timeout - waited).max(0) };
-    learn(begun, || real(room, rest))
+    learn(begun, || real(room, rest_of(timeout, now.saturating_sub(begun))))
+}
+
+/// What is left of a time-out after so long; none is none.
+fn rest_of(timeout: c_int, waited: Duration) -> c_int {
+    let waited = c_int::try_from(waited.as_millis()).unwrap_or(c_int::MAX);
+    if timeout < 0 { timeout } else { (timeout - waited).max(0) }
 }
 
 /// Sleeps. How long the whole wait was that began at `begun` says what looking is worth.

@@ -275,7 +275,7 @@ impl Application {
         self.kick_if_asleep(socket);
     }
 
-    /// Waits for bytes without sleeping: looks, and between two looks calls `offer`, which may offer
+    /// Waits for bytes without sleeping: looks, and between two looks calls `offer`, which may give
     /// the core to others, until that returns false. Returns whether there are some, or something
     /// else has happened that the caller must look at.
     pub fn spin(&self, mut offer: impl FnMut() -> bool) -> bool {

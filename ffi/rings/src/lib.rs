@@ -34,8 +34,8 @@
 //! No reference to a byte of the rings exists: they are copied by address.
 //!
 //! The half of the gateway is there with the feature `gateway` only: the preload library, which is
-//! built for other C libraries, too, does without. The half of the application uses no heap, and no function of the C library that the preload
-//! library replaces.
+//! built for other C libraries, too, does without. The half of the application uses no heap, and no
+//! function of the C library that the preload library replaces.
 
 mod application;
 #[cfg(feature = "gateway")]

@@ -107,8 +107,8 @@ else:
 "#;
 
 /// Nothing can be preloaded into a program that is linked statically, or for musl where the library
-/// for that was not built (`scripts/musl`). It must run all the same, over TCP, and its user must be
-/// told. Where it was built, programs for musl are as good as others.
+/// for that was not built (`scripts/musl`). It must run all the same, over TCP, and its user must
+/// hear of it. Where it was built, programs for musl are as good as others.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn preload_programs_for_any_libc_or_none() {
