@@ -2,7 +2,10 @@
 //! to load eBPF is needed.
 
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::connect;
 
 use super::*;
@@ -28,6 +31,18 @@ fn paced(target: SocketAddr) -> OwnedFd {
     let socket = socket(family, SocketType::STREAM, None).unwrap();
     sockopt::set_tcp_congestion(&socket, "bbr").unwrap();
     socket
+}
+
+/// Binds `socket` to a port whose last user has just closed: until the other end has acknowledged
+/// that, which a busy machine does later, the port is taken.
+fn bind_when_free(socket: &OwnedFd, at: SocketAddr) {
+    sockopt::set_socket_reuseaddr(socket, true).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while let Err(error) = rustix::net::bind(socket, &at) {
+        assert_eq!(error, Errno::ADDRINUSE);
+        assert!(Instant::now() < deadline, "{at} stays in use");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The kernel has bbr, or the module can be loaded.
@@ -68,8 +83,7 @@ fn both_ends_of_our_connections_are_spared_and_no_others() {
         // Somebody else gets a port that was ours.
         drop(socket);
         let other = paced(target);
-        sockopt::set_socket_reuseaddr(&other, true).unwrap();
-        rustix::net::bind(&other, &from).unwrap();
+        bind_when_free(&other, from);
         connect(&other, &target).unwrap();
         assert_eq!(of(application.accept().unwrap().0), "bbr");
     }
