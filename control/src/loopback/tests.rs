@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::connect;
+use rustix::net::{bind, connect};
 
 use super::*;
 
@@ -36,9 +36,8 @@ fn paced(target: SocketAddr) -> OwnedFd {
 /// Binds `socket` to a port whose last user has just closed: until the other end has acknowledged
 /// that, which a busy machine does later, the port is taken.
 fn bind_when_free(socket: &OwnedFd, at: SocketAddr) {
-    sockopt::set_socket_reuseaddr(socket, true).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
-    while let Err(error) = rustix::net::bind(socket, &at) {
+    while let Err(error) = bind(socket, &at) {
         assert_eq!(error, Errno::ADDRINUSE);
         assert!(Instant::now() < deadline, "{at} stays in use");
         thread::sleep(Duration::from_millis(1));
@@ -73,14 +72,19 @@ fn both_ends_of_our_connections_are_spared_and_no_others() {
         // We call an application whose sockets would be paced, and somebody else calls it.
         let target = application.local_addr().unwrap();
         sockopt::set_tcp_congestion(&application, "bbr").unwrap();
+        // Its port is chosen by bind, as connect takes one that others have in TIME_WAIT, where
+        // nobody could bind to it below.
         let socket = paced(target);
+        bind(&socket, &SocketAddr::new(address, 0)).unwrap();
         loopback.suit_client(&socket, target.ip());
         connect(&socket, &target).unwrap();
         let (accepted, from) = application.accept().unwrap();
         assert_eq!([of(&socket), of(accepted)], ["reno", "reno"]);
         assert_eq!(call(&application).map(of), ["bbr", "bbr"]);
 
-        // Somebody else gets a port that was ours.
+        // Somebody else gets a port that was ours. The accepted end is closed, and whoever has seen
+        // that before closing leaves no TIME_WAIT behind.
+        assert_eq!(rustix::io::read(&socket, &mut [0; 1]), Ok(0));
         drop(socket);
         let other = paced(target);
         bind_when_free(&other, from);
