@@ -172,7 +172,7 @@ fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int, begun: Durat
         return Spun::InVain;
     }
     let until = begun + span;
-    let (mut signals, mut has_signal, mut now) = (Signals::block(), false, begun);
+    let (mut signals, mut has_signal, mut now) = (Signals::watch(), false, begun);
     let has_news = rings.spin(|| {
         has_signal = signals.is_any_pending();
         if has_signal || now >= until {

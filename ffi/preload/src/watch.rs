@@ -341,7 +341,7 @@ pub(crate) fn epoll_wait(
         return learn(begun, || real(room, timeout));
     }
     let limit = u64::try_from(timeout).map_or(span, |ms| Duration::from_millis(ms).min(span));
-    let mut signals = Signals::block();
+    let mut signals = Signals::watch();
     let mut now = begun;
     for step in 1_u32.. {
         if now.saturating_sub(begun) >= limit {
