@@ -5,7 +5,7 @@ use smcr_os::udp::{Steering, UdpSocket};
 use smcr_proto::{Gid, MacAddress, Mtu};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
 use smcr_rnic::roce::{self, Parameters, Share, join_all};
-use smcr_rnic::{Opening as _, Port, Rnic as _, Tag, Work, sim};
+use smcr_rnic::{Opening as _, Port, Rnic as _, Tag, Work, shm, sim};
 
 use super::*;
 use crate::clock::Clock;
@@ -166,6 +166,59 @@ fn a_sleeper_takes_in_what_comes_by_its_socket_or_by_another_poller() {
     assert_eq!(first.counters().strays, u64::from(ROUNDS) / 2, "the others came by its socket");
     control.send(Command::Stop).expect("there is room");
     thread.join().unwrap();
+}
+
+/// A NIC in memory has done by the end of a turn what the turn has asked of it. Between two
+/// applications of one host, that must not wait until others had the core.
+#[test]
+fn what_a_turn_sends_to_this_host_it_takes_in_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let (mut rnic, fabric) = shm::open(path, 1).unwrap().remove(0);
+    let domain = rnic.open_domain().unwrap();
+    let ends = [rnic.open(domain).unwrap(), rnic.open(domain).unwrap()];
+    let [here, there] = [ends[0].address(), ends[1].address()];
+    let [first, second] = ends;
+    let qps = [first.connect(there).unwrap(), second.connect(here).unwrap()];
+
+    let (clock, waker) = (Clock::new(), Waker::new().unwrap());
+    let (control, commands) = mailbox(COMMANDS_MAX, waker.clone());
+    let (_nobody, letters) = mailbox(1, waker.clone());
+    let (report, reports) = mailbox(8, Waker::new().unwrap());
+    let kernel = Kernel::new(waker.descriptor(), fabric.event_descriptor(), clock).unwrap();
+    let ends = Ends::<shm::Fabric, Kernel> {
+        commands,
+        letters,
+        waker,
+        reports: report,
+        neighbours: Arc::new(Neighbours::new(1)),
+        index: 0,
+        owners: Arc::new(Owners::new()),
+        counters: Arc::default(),
+        gauges: Arc::new(Gauges::new()),
+        observe: Box::new(|_| {}),
+    };
+    let mut poller = Poller::new(fabric, kernel, ends, Region::new(1 << 20).unwrap());
+    let activity = Arc::new(Activity::default());
+    for (qp, number) in qps.into_iter().zip(1..) {
+        let (link, activity) = (LinkId(number), Arc::clone(&activity));
+        let added = Command::AddLink { link, group: GroupId(number), qp, activity };
+        control.send(added).expect("there is room");
+    }
+    let limit = clock.now() + Duration::from_secs(20);
+    for round in 0..9_u8 {
+        let said = LlcBytes::Short([1 + round; 44]);
+        let message = said.clone();
+        control.send(Command::SendLlc { link: LinkId(1), message }).expect("there is room");
+        assert!(poller.turn(clock.now()));
+        // The first time, the two ends have to find each other.
+        while round == 0 && reports.is_empty() {
+            assert!(clock.now() < limit, "they do not");
+            poller.turn(clock.now());
+        }
+        let heard = reports.receive();
+        assert!(matches!(heard, Some(Report::LlcReceived { message, .. }) if message == said));
+    }
 }
 
 const ROUNDS: u8 = 100;
