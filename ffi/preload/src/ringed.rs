@@ -174,7 +174,7 @@ fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int, begun: Durat
     let until = begun + span;
     let (mut signals, mut has_signal, mut now) = (Signals::watch(), false, begun);
     let has_news = rings.spin(|| {
-        has_signal = signals.is_any_pending();
+        has_signal = signals.has_one_come();
         if has_signal || now >= until {
             return false;
         }
@@ -183,7 +183,7 @@ fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int, begun: Durat
         patience::learn_offer(before, now);
         true
     });
-    has_signal = has_signal || signals.is_pending_now();
+    has_signal = has_signal || (!has_news && signals.has_one_come_now());
     let has_limit = || socket_timeout(socket, Timeout::Recv).is_ok_and(|limit| limit.is_some());
     drop(signals);
     match (has_news, has_signal) {

@@ -1,13 +1,19 @@
 //! Signals while a thread looks instead of sleeping: they must end that as they end a sleep.
 //!
-//! To hold them back, and to see which have come, takes system calls, which would cost more than a
-//! few looks do. So the first looks are made without: a signal that comes then has its handler run
-//! as if it had come before the program began to wait, which no program can tell.
+//! To hold them back, and to see whether one has come, takes system calls, which would cost more
+//! than a few looks do. So the first looks are made without: a signal that comes then has its
+//! handler run as if it had come before the program began to wait, which no program can tell.
+//!
+//! Later they are held back, but for moments in which the kernel says by `ppoll` whether the handler
+//! of one has run in this thread. To ask which signals wait would not do: several threads may see
+//! the same one, and it ends the sleep of one of them.
 
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use libc::{c_int, sigset_t};
+use libc::sigset_t;
+
+use crate::sys;
 
 /// After the first looks, all signals are held back from this thread as long as this lives.
 pub(crate) struct Signals {
@@ -25,15 +31,15 @@ impl Signals {
         Self { held: None, looks: 0 }
     }
 
-    /// Whether one waits that would end a sleep. Now and then it is looked for.
-    pub(crate) fn is_any_pending(&mut self) -> bool {
+    /// Whether a signal has come that would have ended a sleep. Now and then it is looked for.
+    pub(crate) fn has_one_come(&mut self) -> bool {
         self.looks = self.looks.wrapping_add(1);
-        self.looks.is_multiple_of(LOOKS) && self.held.get_or_insert_with(Held::new).has_pending()
+        self.looks.is_multiple_of(LOOKS) && self.held.get_or_insert_with(Held::new).let_in()
     }
 
     /// The same, at once.
-    pub(crate) fn is_pending_now(&self) -> bool {
-        self.held.as_ref().is_some_and(Held::has_pending)
+    pub(crate) fn has_one_come_now(&self) -> bool {
+        self.held.as_ref().is_some_and(Held::let_in)
     }
 }
 
@@ -48,33 +54,9 @@ impl Held {
         Self { before: unsafe { before.assume_init() } }
     }
 
-    fn has_pending(&self) -> bool {
-        let mut pending: sigset_t = {
-            // SAFETY: all bits zero are an empty set.
-            unsafe { MaybeUninit::zeroed().assume_init() }
-        };
-        // SAFETY: `sigpending` asks for a place for a set: a live local.
-        unsafe { libc::sigpending(&raw mut pending) };
-        (1..=LAST_SIGNAL).any(|signal| {
-            // SAFETY: `sigismember` asks for a set and a number.
-            let is_in = |set: &sigset_t| unsafe { libc::sigismember(set, signal) } == 1;
-            is_in(&pending) && !is_in(&self.before) && ends_sleep(signal)
-        })
-    }
-}
-
-/// Whether a signal ends a sleep: it has a handler, or ends or stops the process.
-fn ends_sleep(signal: c_int) -> bool {
-    // SAFETY: all bits zero are a `sigaction`: numbers, and no handler.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: `sigaction` asks for a number, and a place for what there is: a live local.
-    unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) };
-    match action.sa_sigaction {
-        libc::SIG_IGN => false,
-        libc::SIG_DFL => {
-            ![libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH].contains(&signal)
-        }
-        _ => true,
+    /// Lets signals in for a moment. Returns whether the handler of one has run.
+    fn let_in(&self) -> bool {
+        sys::let_signals_in(&self.before)
     }
 }
 
@@ -90,39 +72,59 @@ impl Drop for Held {
 /// A system call each time would cost as much as the look itself. So many looks are made without
 /// any.
 const LOOKS: u32 = 32;
-const LAST_SIGNAL: c_int = 64;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use libc::c_int;
+
     use super::*;
+
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn handle(_: c_int) {
+        HANDLED.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the handler has run.
+    fn handled() -> u32 {
+        HANDLED.load(Ordering::Relaxed)
+    }
+
+    fn raise(signal: c_int) {
+        // SAFETY: `raise` asks for a number.
+        unsafe { libc::raise(signal) };
+    }
 
     #[test]
     fn a_signal_that_comes_meanwhile_is_noticed() {
+        let handler: extern "C" fn(c_int) = handle;
+        for signal in [libc::SIGUSR1, libc::SIGUSR2] {
+            // SAFETY: `signal` asks for a number, and a function that may be called at any time.
+            unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+        }
         let mut signals = Signals::watch();
-        assert!((0..LOOKS).all(|_| !signals.is_any_pending()));
-        // SAFETY: `raise` asks for a number. Nobody cares for this one.
-        unsafe { libc::raise(libc::SIGCHLD) };
-        assert!((0..LOOKS).all(|_| !signals.is_any_pending()));
-        // SAFETY: as above. It would end the process, but is held back now.
-        unsafe { libc::raise(libc::SIGUSR1) };
-        assert!((0..LOOKS).any(|_| signals.is_any_pending()));
-        let mut set = MaybeUninit::uninit();
-        // SAFETY: both ask for a place for a set: a live local.
-        unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-        // SAFETY: as above; it is a set now.
-        unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGUSR1) };
-        let mut taken = 0;
-        // SAFETY: `sigwait` asks for a set, and a place for a number.
-        assert_eq!(unsafe { libc::sigwait(set.as_ptr(), &raw mut taken) }, 0);
-        assert_eq!(taken, libc::SIGUSR1);
+        raise(libc::SIGUSR1);
+        assert_eq!(handled(), 1, "the first looks hold nothing back");
+        assert!((0..LOOKS).all(|_| !signals.has_one_come()));
+        // Nobody cares for this one.
+        raise(libc::SIGCHLD);
+        assert!((0..LOOKS).all(|_| !signals.has_one_come()));
+        raise(libc::SIGUSR1);
+        assert!((1..LOOKS).all(|_| !signals.has_one_come()) && handled() == 1);
+        assert!(signals.has_one_come() && handled() == 2);
+        assert!(!signals.has_one_come_now());
+        raise(libc::SIGUSR1);
+        assert!(signals.has_one_come_now() && handled() == 3);
+
         let mut nested = Signals::watch();
-        assert!((0..LOOKS).all(|_| !nested.is_any_pending()));
-        // SAFETY: as above.
-        unsafe { libc::raise(libc::SIGUSR2) };
-        assert!((0..LOOKS).all(|_| !nested.is_any_pending()), "held back before");
-        // SAFETY: as above.
-        unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGUSR2) };
-        // SAFETY: as above.
-        assert_eq!(unsafe { libc::sigwait(set.as_ptr(), &raw mut taken) }, 0);
+        assert!((0..LOOKS).all(|_| !nested.has_one_come()));
+        raise(libc::SIGUSR2);
+        assert!((0..LOOKS).all(|_| !nested.has_one_come()), "held back before");
+        drop(nested);
+        assert_eq!(handled(), 3);
+        drop(signals);
+        assert_eq!(handled(), 4);
     }
 }

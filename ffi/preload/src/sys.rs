@@ -180,6 +180,29 @@ pub(crate) fn epoll_now(epoll: RawFd, room: &mut [libc::epoll_event]) -> c_int {
     c_int::try_from(result).unwrap_or(-1)
 }
 
+/// Has the signals that are not in `mask` come in now. Returns whether the handler of one has run.
+/// No thread is cancelled in it.
+pub(crate) fn let_signals_in(mask: &libc::sigset_t) -> bool {
+    let mut at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let (nobody, count) = (std::ptr::null_mut::<libc::pollfd>(), 0_usize);
+    let before = errno();
+    // SAFETY: `ppoll` asks for
+    // - as many descriptors as it is told: none;
+    // - a place for a time: a live local;
+    // - a set of signals of the size that the kernel uses, which is less than that of the library.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_ppoll,
+            nobody,
+            count,
+            &raw mut at_once,
+            std::ptr::from_ref(mask),
+            size_of::<u64>(),
+        )
+    };
+    outcome(result, before) == Err(Errno::INTR)
+}
+
 /// The number of this process. Not remembered by anybody, so it is right after `vfork`, too.
 pub(crate) fn process_id() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()

@@ -54,6 +54,8 @@ struct Seats {
     turns: Cell<u32>,
     /// A signal handler may have interrupted the thread while it changes this.
     is_busy: Cell<bool>,
+    /// That signal handler has forked, and this is the new process.
+    is_inherited: Cell<bool>,
 }
 
 thread_local! {
@@ -65,6 +67,7 @@ thread_local! {
             hand: Cell::new(0),
             turns: Cell::new(0),
             is_busy: Cell::new(false),
+            is_inherited: Cell::new(false),
         }
     };
 }
@@ -137,12 +140,9 @@ extern "C" fn at_end(_: *mut c_void) {
 /// The calling thread is that of a new process, and its parent goes on watching.
 pub(crate) fn after_fork() {
     SEATS.with(|seats| {
-        for place in seats.taken() {
-            if let Some(seat) = place.take() {
-                seat.kept.release();
-            }
+        if seats.unless_busy(|| seats.disown()).is_none() {
+            seats.is_inherited.set(true);
         }
-        seats.count.set(0);
     });
 }
 
@@ -153,8 +153,19 @@ impl Seats {
             return None;
         }
         let result = act();
+        if self.is_inherited.replace(false) {
+            self.disown();
+        }
         self.is_busy.set(false);
         Some(result)
+    }
+
+    /// Forgets all without a word: others go on watching.
+    fn disown(&self) {
+        for seat in self.taken().iter().filter_map(Cell::take) {
+            seat.kept.release();
+        }
+        self.count.set(0);
     }
 
     /// Watches one more, in place of another if there is no room.
@@ -360,13 +371,13 @@ pub(crate) fn epoll_wait(
         if let Some(result) = SEATS.with(look_now) {
             return result;
         }
-        if signals.is_any_pending() {
+        if signals.has_one_come() {
             drop(signals);
             return sys::fail(libc::EINTR);
         }
     }
     cease();
-    let is_interrupted = signals.is_pending_now();
+    let is_interrupted = signals.has_one_come_now();
     drop(signals);
     if is_interrupted {
         return sys::fail(libc::EINTR);
