@@ -56,6 +56,11 @@ pub(crate) fn learn_offer(before: Duration, after: Duration) {
     change(|patience| patience.learn_offer(before, after));
 }
 
+/// Whether nobody has had the core for long of late.
+pub(crate) fn is_calm() -> bool {
+    PATIENCE.get().quick >= OFFERS_TO_TRUST
+}
+
 /// What is to be done whatever is learned.
 fn fixed() -> Option<Duration> {
     #[cfg(test)]
@@ -72,6 +77,12 @@ fn fixed() -> Option<Duration> {
 #[cfg(test)]
 pub(crate) fn fix(time: Duration) {
     FIXED.set(Some(time));
+}
+
+/// It has offered its core often, and lost it never.
+#[cfg(test)]
+pub(crate) fn calm() {
+    PATIENCE.set(Patience { quick: OFFERS_TO_TRUST, ..Patience::new() });
 }
 
 /// It is to do what it has learned.

@@ -19,7 +19,7 @@ use crate::debug::say;
 use crate::door::{Answer, ask};
 use crate::end::is_hung_up;
 use crate::mappings::Used;
-use crate::signals::Signals;
+use crate::signals::{Signals, do_all_restart};
 use crate::table::{Flag, Kind, TABLE};
 use crate::{name, patience, real, sys, watch};
 
@@ -44,6 +44,7 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
     let drops = flags & libc::MSG_TRUNC != 0 && !peek;
     let least = if flags & libc::MSG_WAITALL == 0 { low_water(fd) } else { wanted };
     let (mut done, mut may_spin, mut outcome, mut connection) = (0, true, None, None);
+    let mut begins = true;
     loop {
         let (used, socket) = match rings_of_same(fd, &mut connection) {
             Ok(found) => found,
@@ -78,7 +79,7 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
         }
         let begun = sys::now_precise();
         if may_spin {
-            match spins(&used.rings, socket, flags, begun) {
+            match spins(&used.rings, (socket, flags), begun, begins && done == 0) {
                 Spun::InVain => {}
                 Spun::Found => {
                     may_spin = false;
@@ -88,6 +89,7 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
             }
         }
         drop(used);
+        begins = false;
         watch::cease_if(|| waits(socket, flags));
         outcome = wait_for_bytes(fd, flags, connection);
         let waited = sys::now_precise().saturating_sub(begun);
@@ -166,16 +168,22 @@ enum Spun {
 }
 
 /// Watches the rings for a while from `begun`, if that is worth it and the program would wait.
-fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int, begun: Duration) -> Spun {
+/// `begins`: its call has done nothing so far.
+fn spins(
+    rings: &Application,
+    (socket, flags): (BorrowedFd<'_>, c_int),
+    begun: Duration,
+    begins: bool,
+) -> Spun {
     let span = patience::span(begun);
     if span.is_zero() || !waits(socket, flags) {
         return Spun::InVain;
     }
     let until = begun + span;
-    let (mut signals, mut has_signal, mut now) = (Signals::watch(), false, begun);
+    let (mut signals, mut handled, mut now) = (Signals::watch(begins), None, begun);
     let has_news = rings.spin(|| {
-        has_signal = signals.has_one_come();
-        if has_signal || now >= until {
+        handled = signals.has_one_come();
+        if handled.is_some() || now >= until {
             return false;
         }
         sched_yield();
@@ -183,14 +191,16 @@ fn spins(rings: &Application, socket: BorrowedFd<'_>, flags: c_int, begun: Durat
         patience::learn_offer(before, now);
         true
     });
-    has_signal = has_signal || (!has_news && signals.has_one_come_now());
-    let has_limit = || socket_timeout(socket, Timeout::Recv).is_ok_and(|limit| limit.is_some());
+    if has_news {
+        return Spun::Found;
+    }
+    handled = handled.or_else(|| signals.has_one_come_now());
     drop(signals);
-    match (has_news, has_signal) {
-        (true, _) => Spun::Found,
+    let has_limit = || socket_timeout(socket, Timeout::Recv).is_ok_and(|limit| limit.is_some());
+    match handled {
         // With a time-out no `recv` does (signal(7)).
-        (false, true) if has_limit() || !restarts() => Spun::Interrupted,
-        (false, _) => Spun::InVain,
+        Some(handled) if !handled.restarts || has_limit() => Spun::Interrupted,
+        _ => Spun::InVain,
     }
 }
 
@@ -279,28 +289,13 @@ pub(crate) fn await_room(
     match result {
         0 => Err(libc::EAGAIN),
         1.. => Ok(()),
-        _ if sys::errno() == libc::EINTR && restarts() => Ok(()),
+        _ if sys::errno() == libc::EINTR && do_all_restart() => Ok(()),
         _ => Err(sys::errno()),
     }
 }
 
 /// How often to let the gateway go first before the socket is made unwritable, which costs more.
 const YIELDS: u32 = 64;
-
-/// Whether `send` would go on after any signal that this process handles: `poll` never does.
-fn restarts() -> bool {
-    (1..=LAST_SIGNAL).all(|signal| {
-        // SAFETY: all bits zero are a `sigaction`: numbers, and no handler.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: `sigaction` asks for a number, and a place for what there is: a live local.
-        let result = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
-        let is_handled =
-            action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
-        result != 0 || !is_handled || action.sa_flags & libc::SA_RESTART != 0
-    })
-}
-
-const LAST_SIGNAL: c_int = 64;
 
 /// Why the kernel takes nothing any more for this socket, whose far end is closed or about to be.
 pub(crate) fn refusal(socket: BorrowedFd<'_>) -> c_int {
@@ -495,9 +490,11 @@ mod tests {
 
     use rustix::event::PollFlags;
     use rustix::net::Shutdown;
+    use rustix::net::sockopt::set_socket_timeout;
 
     use super::*;
     use crate::pair::Pair;
+    use crate::signals::tests::interrupted;
 
     const NOW: c_int = libc::MSG_DONTWAIT;
 
@@ -534,6 +531,32 @@ mod tests {
         // SAFETY: with MSG_TRUNC nothing is written.
         assert_eq!(unsafe { receive(pair.fd(), &[part], libc::MSG_TRUNC) }, 4);
         assert_eq!(pair.reads(10, NOW).unwrap(), b"e");
+    }
+
+    /// As the kernel would end the wait, or not.
+    #[test]
+    fn a_signal_may_end_the_wait_of_a_thread_that_looks() {
+        let pair = Pair::new(13);
+        patience::fix(Duration::from_secs(20));
+        let begun = sys::now_precise();
+        assert_eq!(interrupted(0, || pair.reads(9, 0)), Err(libc::EINTR));
+        let read = interrupted(libc::SA_RESTART, || {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    pair.comes(b"later");
+                });
+                pair.reads(9, 0)
+            })
+        });
+        assert_eq!(read.unwrap(), b"later");
+        set_socket_timeout(&pair.ours, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
+        let read = interrupted(libc::SA_RESTART, || pair.reads(9, 0));
+        assert_eq!(read, Err(libc::EINTR), "with a time-out");
+        pair.comes(b"some");
+        let read = interrupted(0, || pair.reads(9, libc::MSG_WAITALL));
+        assert_eq!(read.unwrap(), b"some");
+        assert!(sys::now_precise() < begun + Duration::from_secs(10), "looking has gone on");
     }
 
     #[test]

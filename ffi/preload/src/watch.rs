@@ -18,6 +18,7 @@ use std::cell::Cell;
 use std::mem::replace;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
+use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::Duration;
 
 use libc::{c_int, c_void, epoll_event, pthread_key_t};
@@ -52,7 +53,8 @@ struct Seats {
     hand: Cell<usize>,
     /// How often the rings had something to report.
     turns: Cell<u32>,
-    /// A signal handler may have interrupted the thread while it changes this.
+    /// A signal handler may have interrupted the thread while it changes this. If the handler jumps
+    /// out (`siglongjmp`), the thread goes on as it is, and watches nothing else until it ends.
     is_busy: Cell<bool>,
     /// That signal handler has forked, and this is the new process.
     is_inherited: Cell<bool>,
@@ -153,11 +155,19 @@ impl Seats {
             return None;
         }
         let result = act();
-        if self.is_inherited.replace(false) {
-            self.disown();
+        loop {
+            compiler_fence(Ordering::SeqCst);
+            if self.is_inherited.replace(false) {
+                self.disown();
+            }
+            self.is_busy.set(false);
+            compiler_fence(Ordering::SeqCst);
+            // It may have come just in between.
+            if !self.is_inherited.get() {
+                return Some(result);
+            }
+            self.is_busy.set(true);
         }
-        self.is_busy.set(false);
-        Some(result)
     }
 
     /// Forgets all without a word: others go on watching.
@@ -352,7 +362,7 @@ pub(crate) fn epoll_wait(
         return learn(begun, || real(room, timeout));
     }
     let limit = u64::try_from(timeout).map_or(span, |ms| Duration::from_millis(ms).min(span));
-    let mut signals = Signals::watch();
+    let mut signals = Signals::watch(true);
     let mut now = begun;
     for step in 1_u32.. {
         if now.saturating_sub(begun) >= limit {
@@ -371,13 +381,13 @@ pub(crate) fn epoll_wait(
         if let Some(result) = SEATS.with(look_now) {
             return result;
         }
-        if signals.has_one_come() {
+        if signals.has_one_come().is_some() {
             drop(signals);
             return sys::fail(libc::EINTR);
         }
     }
     cease();
-    let is_interrupted = signals.has_one_come_now();
+    let is_interrupted = signals.has_one_come_now().is_some();
     drop(signals);
     if is_interrupted {
         return sys::fail(libc::EINTR);

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use super::*;
 use crate::pair::Pair;
 use crate::places::{epoll_made, is_suitable};
+use crate::signals::tests::interrupted;
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 
 const ADD: c_int = libc::EPOLL_CTL_ADD;
@@ -32,21 +33,29 @@ impl Set {
 
     /// What the program hears: events, and what belongs to them.
     fn hears(&self, timeout: c_int) -> Vec<(u32, u64)> {
-        let mut room = [epoll_event { events: 0, u64: 0 }; 8];
+        let mut room = room();
+        let found = usize::try_from(self.wait(&mut room, timeout)).unwrap();
+        room[..found].iter().map(|event| (event.events, event.u64)).collect()
+    }
+
+    /// As `epoll_wait`.
+    fn wait(&self, room: &mut [epoll_event], timeout: c_int) -> c_int {
         let epoll = self.epoll.as_raw_fd();
-        let found = epoll_wait(epoll, &mut room, timeout, |room, timeout| {
+        epoll_wait(epoll, room, timeout, |room, timeout| {
             let count = c_int::try_from(room.len()).unwrap();
             // SAFETY: `epoll_wait` asks for room: it is a live slice.
             unsafe { libc::epoll_wait(epoll, room.as_mut_ptr(), count, timeout) }
-        });
-        let found = usize::try_from(found).unwrap();
-        room[..found].iter().map(|event| (event.events, event.u64)).collect()
+        })
     }
 
     /// Whether the gateway need not say what comes.
     fn is_watched(&self) -> bool {
         SEATS.with(|seats| seats.count.get()) > 0
     }
+}
+
+fn room() -> [epoll_event; 8] {
+    [epoll_event { events: 0, u64: 0 }; 8]
 }
 
 #[test]
@@ -68,6 +77,37 @@ fn what_comes_while_a_thread_looks_needs_no_token() {
     assert!(set.hears(10).is_empty() && !set.is_watched(), "it has slept");
     pair.comes(b"third");
     assert_eq!(set.hears(-1), [(IN, 21)], "by the socket");
+}
+
+/// Whether the handler says that calls go on does not matter to `epoll_wait`.
+#[test]
+fn a_signal_ends_the_wait_of_a_thread_that_looks() {
+    let set = Set::new(29, IN);
+    set.pair.comes(b"x");
+    assert_eq!(set.hears(-1), [(IN, 29)]);
+    assert_eq!(set.pair.reads(9, 0).unwrap(), b"x");
+    patience::fix(Duration::from_secs(20));
+    for flags in [0, libc::SA_RESTART] {
+        let result = interrupted(flags, || set.wait(&mut room(), -1));
+        assert_eq!((result, sys::errno()), (-1, libc::EINTR));
+        assert!(set.is_watched(), "it has not slept");
+    }
+}
+
+/// A signal handler may fork while its thread changes what it watches.
+#[test]
+fn a_child_forgets_what_its_parent_was_about_to_change() {
+    let set = Set::new(30, IN);
+    set.pair.comes(b"x");
+    assert_eq!(set.hears(-1), [(IN, 30)]);
+    assert_eq!(set.pair.reads(9, 0).unwrap(), b"x");
+    SEATS.with(|seats| {
+        seats.unless_busy(|| {
+            after_fork();
+            assert!(set.is_watched(), "somebody goes on with that");
+        });
+        assert!(!set.is_watched() && !seats.is_busy.get() && !seats.is_inherited.get());
+    });
 }
 
 /// A thread that has something to do does not sleep, and needs no wake-up either.
