@@ -216,8 +216,8 @@ pub(crate) mod tests {
         assert_eq!(handled(), 4);
     }
 
-    /// A program can tell when a signal has come, if its call had done something before, or if others
-    /// have the core for long.
+    /// A program can tell when a signal has come, if its call had done something before, or if
+    /// others have the core for long.
     #[test]
     fn later_looks_let_no_signal_pass() {
         set_handler(libc::SIGRTMIN(), ignore, 0);
