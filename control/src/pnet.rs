@@ -52,6 +52,12 @@ impl PnetTable {
             None => RnicConfig::soft(format!("soft-{device}"), device),
         }
     }
+
+    /// Whether the RNIC is a soft one that nobody creates: where the operator lists some, there are
+    /// no others.
+    pub fn lacks(&self, rnic: &RnicConfig) -> bool {
+        !self.rnics.is_empty() && self.rnics.iter().all(|listed| listed.name != rnic.name)
+    }
 }
 
 #[cfg(test)]

@@ -286,10 +286,9 @@ impl Host<'_> {
                 "over SMC-R on the RNIC of the device it arrives on if the peer has it, else TCP"
                     .to_owned()
             }
-            OptionSource::Ebpf(_) | OptionSource::Assume(_) => match self.rnic_of(bind) {
-                Some(rnic) => format!("over SMC-R on {rnic} if the peer has it, else TCP"),
-                None => "over TCP only: no device has this address".to_owned(),
-            },
+            OptionSource::Ebpf(_) | OptionSource::Assume(_) => {
+                self.on_rnic(bind, "no device has this address")
+            }
         }
     }
 
@@ -307,18 +306,21 @@ impl Host<'_> {
                 "over TCP only: it is not in smc.assume_peers".to_owned()
             }
             (Protocol::Smc, OptionSource::Ebpf(_) | OptionSource::Assume(_)) => {
-                match self.rnic_of(local) {
-                    Some(rnic) => format!("over SMC-R on {rnic} if the peer has it, else TCP"),
-                    None => "over TCP only: no device is known for the route".to_owned(),
-                }
+                self.on_rnic(local, "no device is known for the route")
             }
         }
     }
 
-    fn rnic_of(&self, local: IpAddr) -> Option<String> {
-        let device = self.devices.owner_of(local)?;
+    /// How connections go that have the address `local`; `otherwise` says why it is of no device.
+    fn on_rnic(&self, local: IpAddr, otherwise: &str) -> String {
+        let Some(device) = self.devices.owner_of(local) else {
+            return format!("over TCP only: {otherwise}");
+        };
         let rnic = self.pnet.rnic_for(&device.name);
-        Some(format!("{} ({})", rnic.name, rnic.device))
+        if self.pnet.lacks(&rnic) {
+            return format!("over TCP only: none of the RNICs listed is for {}", device.name);
+        }
+        format!("over SMC-R on {} ({}) if the peer has it, else TCP", rnic.name, rnic.device)
     }
 }
 
@@ -339,8 +341,8 @@ mod tests {
         [[listener]]\nname='in'\nbind='127.0.0.1:7'\naccept='smc'\nupstream='127.0.0.1:8'\n\
         [[listener]]\nname='out'\nbind='192.0.2.1:9'\nconnect='smc'\nupstream='127.0.0.1:8'\n";
 
-    fn lines(option: &OptionSource) -> Vec<String> {
-        let config = Config::parse(FILE, "gate.toml").unwrap();
+    fn lines(file: &str, option: &OptionSource) -> Vec<String> {
+        let config = Config::parse(file, "gate.toml").unwrap();
         let host = (&[0, 1][..], Some(1 << 30));
         let text = describe(&config, &Devices::read().unwrap(), option, host);
         text.lines().map(str::to_owned).collect()
@@ -361,13 +363,31 @@ mod tests {
             "memory: up to 512 MiB for the RMB elements of connections",
             "rnic r0: soft RNIC on nowhere7: WARNING: there is no such device",
             "listener in: 127.0.0.1:7 (smc) -> 127.0.0.1:8 (tcp)",
-            "  accepts over SMC-R on soft-lo (lo) if the peer has it, else TCP",
+            "  accepts over TCP only: none of the RNICs listed is for lo",
             "  connects to 127.0.0.1:8 over TCP",
             "listener out: 192.0.2.1:9 (tcp) -> 127.0.0.1:8 (smc)",
             "  WARNING: 192.0.2.1 is not an address of this host",
-            "  connects to 127.0.0.1:8 over SMC-R on soft-lo (lo) if the peer has it, else TCP",
+            "  connects to 127.0.0.1:8 over TCP only: none of the RNICs listed is for lo",
         ];
-        assert_eq!(lines(&option), expected);
+        assert_eq!(lines(FILE, &option), expected);
+    }
+
+    /// Without any RNIC in the file there is one for each device; with one, there is only that.
+    #[test]
+    fn connections_go_over_rnics_that_there_are() {
+        let option = OptionSource::Assume(vec!["127.0.0.0/8".parse().unwrap()]);
+        let (before, rest) = FILE.split_once("[[rnic]]").unwrap();
+        let (_, listeners) = rest.split_once("[[listener]]").unwrap();
+        for (rnic, expected) in [
+            ("", "soft-lo (lo)"),
+            ("[[rnic]]\nname='r1'\ndevice='lo'\n", "r1 (lo)"),
+            ("[[rnic]]\nname='r2'\nkind='shm'\ndevice='/'\n", "r2 (/)"),
+        ] {
+            let said = lines(&format!("{before}{rnic}[[listener]]{listeners}"), &option);
+            let how = format!("over SMC-R on {expected} if the peer has it, else TCP");
+            assert!(said.contains(&format!("  accepts {how}")), "{said:#?}");
+            assert!(said.contains(&format!("  connects to 127.0.0.1:8 {how}")), "{said:#?}");
+        }
     }
 
     /// A directory that is missing would end the gateway when it starts.
@@ -401,13 +421,13 @@ mod tests {
 
     #[test]
     fn without_the_option_everything_is_tcp_and_the_reason_is_first() {
-        let lines = lines(&OptionSource::None("no privilege".into()));
+        let lines = lines(FILE, &OptionSource::None("no privilege".into()));
         assert_eq!(lines[0], "option: every connection stays TCP: no privilege");
         assert_eq!(lines[9], "  accepts over TCP only");
         assert_eq!(lines[13], "  connects to 127.0.0.1:8 over TCP only");
         let stranger = OptionSource::Assume(vec!["10.0.0.0/8".parse().unwrap()]);
         let line = "  connects to 127.0.0.1:8 over TCP only: it is not in smc.assume_peers";
-        assert_eq!(self::lines(&stranger)[13], line);
+        assert_eq!(self::lines(FILE, &stranger)[13], line);
     }
 
     /// Who would be a peer is shown before the start, too, and which upstream would be none.
