@@ -107,7 +107,7 @@ pub enum Command {
     #[command(after_help = "For example, as root:\n  \
         smcgate bench run --scenarios RR-1,STR --rounds 6\n  \
         smcgate bench load rr --target 10.8.0.2:7010 --connections 32\n\n\
-        This is the program smcgate-perf, which is built and installed beside this one. All\n\
+        This is the program smcgate-perf, which is built beside this one and in no package. All\n\
         arguments are its own: smcgate bench --help lists them.")]
     #[command(disable_help_flag = true)]
     Bench(Bench),
