@@ -72,7 +72,7 @@ fn describe(
         let _ = writeln!(text, "access log: {place}");
     }
     if let Some(door) = &config.local.door {
-        let _ = writeln!(text, "programs with the preload library: {}", door_place(door));
+        let _ = writeln!(text, "programs with the preload library: {}", door_place(door, option));
     }
     for rnic in &config.rnics {
         let _ = writeln!(text, "rnic {}: {}", rnic.name, place(rnic, devices));
@@ -84,15 +84,18 @@ fn describe(
 }
 
 /// Where programs would come in, who may, and what is in their way.
-fn door_place(door: &Door) -> String {
+fn door_place(door: &Door, option: &OptionSource) -> String {
     let Door { socket, uids, gids, .. } = door;
     let who = match (uids.is_empty(), gids.is_empty()) {
         (true, true) => "everybody".to_owned(),
         (_, _) => format!("root, users {uids:?}, groups {gids:?}"),
     };
-    let problem = match socket.parent().is_some_and(Path::is_dir) {
-        true => "",
-        false => ": WARNING: there is no such directory",
+    let problem = match (socket.parent().is_some_and(Path::is_dir), option) {
+        (false, _) => ": WARNING: there is no such directory",
+        (true, OptionSource::Ebpf(_)) => "",
+        (true, OptionSource::Assume(_) | OptionSource::None(_)) => {
+            ": WARNING: without eBPF, their connections stay TCP"
+        }
     };
     format!("at {}, {who}{problem}", socket.display())
 }
@@ -402,6 +405,22 @@ mod tests {
         assert!(shown("/").contains("rnic local: shared memory in /: there\n"));
         let missing = "rnic local: shared memory in /no/such: WARNING: there is no such directory";
         assert!(shown("/no/such").contains(missing));
+    }
+
+    /// Programs would go on over TCP, and nothing would say why.
+    #[test]
+    fn what_the_preload_library_needs_is_looked_at() {
+        let shown = |folder: &str| {
+            let config = format!("{FILE}[local]\nsocket='{folder}/door'\n");
+            let option = OptionSource::None("no privilege".into());
+            let said = lines(&config, &option);
+            said.into_iter().find(|line| line.starts_with("programs")).unwrap()
+        };
+        let at = |place: &str, why: &str| {
+            format!("programs with the preload library: at {place}/door, everybody: WARNING: {why}")
+        };
+        assert_eq!(shown("/tmp"), at("/tmp", "without eBPF, their connections stay TCP"));
+        assert_eq!(shown("/no/such"), at("/no/such", "there is no such directory"));
     }
 
     /// A log that nobody can write is found out before the day when it is needed.
