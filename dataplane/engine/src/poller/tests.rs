@@ -14,6 +14,27 @@ use crate::limits::COMMANDS_MAX;
 use crate::mail::Neighbours;
 use crate::mailbox::mailbox;
 use crate::names::{Activity, GroupId, LlcBytes};
+use crate::near::Near;
+
+/// What the only poller of a process shares with the thread of the test.
+fn ends<F: Fabric>(
+    commands: Receiver<CommandOf<F, Kernel>>,
+    reports: Sender<Report<Near>>,
+    waker: &Waker,
+) -> Ends<F, Kernel> {
+    Ends {
+        commands,
+        letters: mailbox(1, waker.clone()).1,
+        waker: waker.clone(),
+        reports,
+        neighbours: Arc::new(Neighbours::new(1)),
+        index: 0,
+        owners: Arc::new(Owners::new()),
+        counters: Arc::default(),
+        gauges: Arc::new(Gauges::new()),
+        observe: Box::new(|_| {}),
+    }
+}
 
 /// A gateway that was told to stop hung for ever if its poller went to sleep right after the
 /// turn that received the command: beside busy programs, or with `spin_us = 0`.
@@ -21,23 +42,11 @@ use crate::names::{Activity, GroupId, LlcBytes};
 fn a_thread_that_never_spins_ends_when_it_is_told_to() {
     let waker = Waker::new().unwrap();
     let (control, commands) = mailbox(COMMANDS_MAX, waker.clone());
-    let (_nobody, letters) = mailbox(1, waker.clone());
     let (reports, _control) = mailbox(1, Waker::new().unwrap());
     let (over, ended) = mpsc::channel();
     std::thread::spawn(move || {
         let kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
-        let ends = Ends::<Option<sim::Fabric>, Kernel> {
-            commands,
-            letters,
-            waker: waker.clone(),
-            reports,
-            neighbours: Arc::new(Neighbours::new(1)),
-            index: 0,
-            owners: Arc::new(Owners::new()),
-            counters: Arc::default(),
-            gauges: Arc::new(Gauges::new()),
-            observe: Box::new(|_| {}),
-        };
+        let ends = ends::<Option<sim::Fabric>>(commands, reports, &waker);
         let idle = Idle::new(Policy::Adaptive, Duration::ZERO);
         let affinity = Affinity::of_this_thread().unwrap();
         let memory = Region::new(1 << 20).unwrap();
@@ -114,21 +123,9 @@ fn a_sleeper_takes_in_what_comes_by_its_socket_or_by_another_poller() {
 
     let (clock, waker) = (Clock::new(), Waker::new().unwrap());
     let (control, commands) = mailbox(COMMANDS_MAX, waker.clone());
-    let (_nobody, letters) = mailbox(1, waker.clone());
     let (report, reports) = mailbox(8, Waker::new().unwrap());
-    let counters = Arc::new(Counters::default());
-    let ends = Ends::<roce::Fabric<Udp>, Kernel> {
-        commands,
-        letters,
-        waker: waker.clone(),
-        reports: report,
-        neighbours: Arc::new(Neighbours::new(1)),
-        index: 0,
-        owners: Arc::new(Owners::new()),
-        counters: Arc::clone(&counters),
-        gauges: Arc::new(Gauges::new()),
-        observe: Box::new(|_| {}),
-    };
+    let ends = ends(commands, report, &waker);
+    let counters = Arc::clone(&ends.counters);
     let thread = std::thread::spawn(move || {
         let kernel = Kernel::new(ends.waker.descriptor(), fabric.event_descriptor(), clock);
         let idle = Idle::new(Policy::Block, Duration::ZERO);
@@ -176,29 +173,16 @@ fn what_a_turn_sends_to_this_host_it_takes_in_itself() {
     let path = folder.path().to_str().unwrap();
     let (mut rnic, fabric) = shm::open(path, 1).unwrap().remove(0);
     let domain = rnic.open_domain().unwrap();
-    let ends = [rnic.open(domain).unwrap(), rnic.open(domain).unwrap()];
-    let [here, there] = [ends[0].address(), ends[1].address()];
-    let [first, second] = ends;
+    let (first, second) = (rnic.open(domain).unwrap(), rnic.open(domain).unwrap());
+    let (here, there) = (first.address(), second.address());
     let qps = [first.connect(there).unwrap(), second.connect(here).unwrap()];
 
     let (clock, waker) = (Clock::new(), Waker::new().unwrap());
     let (control, commands) = mailbox(COMMANDS_MAX, waker.clone());
-    let (_nobody, letters) = mailbox(1, waker.clone());
     let (report, reports) = mailbox(8, Waker::new().unwrap());
     let kernel = Kernel::new(waker.descriptor(), fabric.event_descriptor(), clock).unwrap();
-    let ends = Ends::<shm::Fabric, Kernel> {
-        commands,
-        letters,
-        waker,
-        reports: report,
-        neighbours: Arc::new(Neighbours::new(1)),
-        index: 0,
-        owners: Arc::new(Owners::new()),
-        counters: Arc::default(),
-        gauges: Arc::new(Gauges::new()),
-        observe: Box::new(|_| {}),
-    };
-    let mut poller = Poller::new(fabric, kernel, ends, Region::new(1 << 20).unwrap());
+    let memory = Region::new(1 << 20).unwrap();
+    let mut poller = Poller::new(fabric, kernel, ends(commands, report, &waker), memory);
     let activity = Arc::new(Activity::default());
     for (qp, number) in qps.into_iter().zip(1..) {
         let (link, activity) = (LinkId(number), Arc::clone(&activity));

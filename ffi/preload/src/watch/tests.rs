@@ -1,6 +1,8 @@
 //! Threads that watch, with real epoll sets and rings.
 
+use std::io::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::net::UnixStream;
 
 use super::*;
 use crate::pair::Pair;
@@ -310,15 +312,21 @@ fn a_thread_that_ends_ceases() {
     assert!(set.pair.is(rustix::event::PollFlags::IN), "by a token");
 }
 
-/// However busy rings are, a listening socket is heard.
-#[test]
-fn the_kernel_has_its_turn() {
-    let set = Set::new(42, IN);
-    let (other, far) = std::os::unix::net::UnixStream::pair().unwrap();
+/// A set in which a connection that is watched has a byte, and a stream of the kernel, number 7.
+fn both_have_something(connection: u64) -> (Set, [UnixStream; 2]) {
+    let set = Set::new(connection, IN);
+    let (other, far) = UnixStream::pair().unwrap();
     add(&set.epoll, &other, EventData::new_u64(7), EventFlags::IN).unwrap();
     set.pair.comes(b"xx");
     assert_eq!(set.pair.reads(1, 0).unwrap(), b"x");
-    std::io::Write::write_all(&mut &far, b"!").unwrap();
+    (&far).write_all(b"!").unwrap();
+    (set, [other, far])
+}
+
+/// However busy rings are, a listening socket is heard.
+#[test]
+fn the_kernel_has_its_turn() {
+    let (set, _streams) = both_have_something(42);
     let mut heard = [0; 43];
     for _ in 0..2 * KERNELS_TURN {
         let mut room = [epoll_event { events: 0, u64: 0 }; 1];
@@ -332,12 +340,7 @@ fn the_kernel_has_its_turn() {
 /// The same of a program that waits, and has room for more than one event.
 #[test]
 fn the_kernel_has_its_turn_beside_rings() {
-    let set = Set::new(43, IN);
-    let (other, far) = std::os::unix::net::UnixStream::pair().unwrap();
-    add(&set.epoll, &other, EventData::new_u64(7), EventFlags::IN).unwrap();
-    set.pair.comes(b"xx");
-    assert_eq!(set.pair.reads(1, 0).unwrap(), b"x");
-    std::io::Write::write_all(&mut &far, b"!").unwrap();
+    let (set, _streams) = both_have_something(43);
     let heard: Vec<_> = (0..KERNELS_TURN).map(|_| set.hears(-1)).collect();
     assert!(heard.iter().all(|events| events.contains(&(IN, 43))));
     assert_eq!(heard.iter().filter(|events| events.contains(&(IN, 7))).count(), 1);
@@ -366,7 +369,7 @@ fn who_has_room_for_one_event_does_not_sleep_over_another() {
 #[test]
 fn the_kernel_is_asked_before_the_core_is_offered() {
     let set = Set::new(45, IN);
-    let (other, far) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (other, far) = UnixStream::pair().unwrap();
     add(&set.epoll, &other, EventData::new_u64(7), EventFlags::IN).unwrap();
     set.pair.comes(b"x");
     assert_eq!(set.pair.reads(1, 0).unwrap(), b"x");
