@@ -36,7 +36,7 @@ pub use error::ConfigError;
 pub use intercept::{Intercept, InterceptWay, SourceAddress};
 pub use keepalive::TcpKeepalive;
 pub use limits::Limits;
-pub use local::{Door, LOCAL_ACCEPT, LOCAL_CONNECT, Local};
+pub use local::{Door, LOCAL_ACCEPT, LOCAL_CONNECT, Local, Shortcuts};
 pub use network::{Cidr, Upstream};
 pub use peers::Peers;
 pub use preference::Preference;

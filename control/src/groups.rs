@@ -70,7 +70,7 @@ use crate::deadlines::Deadlines;
 pub use choice::Unnamed;
 pub use group::{Group, GroupId, Link, Member, Peer, Phase};
 use group_mut::GroupMut;
-pub use members::{Joined, Refusal};
+pub use members::{Ends, Joined, Refusal};
 pub use offers::{BadOffer, Taken};
 pub use ports::{Lan, Pollers, Port, PortId, QpOf};
 pub use proof::Proof;

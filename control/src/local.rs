@@ -184,6 +184,11 @@ impl Door {
         self.config.rings
     }
 
+    /// What the operator says of it.
+    pub fn config(&self) -> &config::Door {
+        &self.config
+    }
+
     /// How many connections a process may have.
     pub fn connections_per_process(&self) -> u32 {
         self.config.connections_per_process
@@ -298,7 +303,7 @@ pub fn is_tcp(socket: &OwnedFd) -> bool {
 fn is_wanted(request: Option<Request>, socket: &OwnedFd) -> bool {
     match request {
         None => false,
-        Some(Request::Attach { .. } | Request::Reset { .. }) => {
+        Some(Request::Attach { .. } | Request::Shortcut { .. } | Request::Reset { .. }) => {
             sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
                 && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
         }
@@ -406,7 +411,15 @@ mod tests {
     fn door(folder: &Path) -> io::Result<Door> {
         let socket = folder.join("door");
         let (uids, gids) = (Vec::new(), Vec::new());
-        Door::open(&config::Door { socket, uids, gids, connections_per_process: 10, rings: true })
+        Door::open(&config::Door {
+            socket,
+            uids,
+            gids,
+            connections_per_process: 10,
+            rings: true,
+            shortcuts: config::Shortcuts::SameUser,
+            shortcut_after: 32,
+        })
     }
 
     /// A program's side of a request.
@@ -430,7 +443,7 @@ mod tests {
         let mut door = door(folder.path()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let request = Request::Connected { waits: true, rings: false };
+        let request = Request::Connected { waits: true, rings: false, shortcut: false };
         let caller = ask(folder.path(), &request.encode(), Some(tcp.as_fd()));
         let key = door.accept(Instant(0)).unwrap().unwrap();
         assert_eq!(door.accept(Instant(0)), Err(Errno::AGAIN));

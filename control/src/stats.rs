@@ -126,6 +126,9 @@ pub struct Totals {
     /// TCP connections beside SMC-R that were reset, because the peer did not end them within two
     /// seconds after the SMC-R connection ended, or because too many of them waited for that.
     pub tcp_cut_short: u64,
+    /// Ends of connections within this host whose program has asked to pass the bytes without the
+    /// gateway.
+    pub shortcuts: u64,
     /// Times that an address claimed to be the peer of a link group that another address founded.
     /// It got no part of that group.
     pub foreign_claims: u64,
@@ -177,6 +180,9 @@ pub struct Active {
     pub parked: u64,
     /// Connections of local programs whose bytes go by shared memory.
     pub rings: u64,
+    /// Those of them that are ends of a connection within this host, and pass the bytes without the
+    /// gateway.
+    pub shortcuts: u64,
     /// Link groups.
     pub link_groups: u64,
     /// Links of all link groups.

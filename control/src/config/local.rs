@@ -29,6 +29,34 @@ pub struct Door {
     pub connections_per_process: u32,
     /// Whether programs that want it may pass their bytes by shared memory.
     pub rings: bool,
+    /// Which two of them, at both ends of a connection, may do so without the gateway.
+    pub shortcuts: Shortcuts,
+    /// How often a connection is used before its programs do.
+    pub shortcut_after: u32,
+}
+
+/// Which programs may pass bytes without the gateway: each trusts the other a little more than a
+/// TCP peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortcuts {
+    /// None.
+    Never,
+    /// Both of one user.
+    SameUser,
+    /// All.
+    Always,
+}
+
+impl Shortcuts {
+    /// Whether programs of these users may.
+    pub fn are_for(self, one: u32, other: u32) -> bool {
+        match self {
+            Self::Never => false,
+            // Those whom this namespace does not know all look like one.
+            Self::SameUser => one == other && one != UNKNOWN,
+            Self::Always => true,
+        }
+    }
 }
 
 impl Local {
@@ -43,6 +71,8 @@ impl Local {
         let connections_per_process =
             table.count("connections_per_process", 1..CONNECTIONS_MAX + 1, CONNECTIONS_MAX)?;
         let rings = table.boolean("rings", true)?;
+        let shortcuts = table.word("shortcuts", &SHORTCUTS, Shortcuts::SameUser)?;
+        let shortcut_after = table.count("shortcut_after", 0..1 << 31, SHORTCUT_AFTER)?;
         let socket = table.text("socket")?;
         if let Some(path) = socket.as_ref().filter(|path| path.value.len() > PATH_MAX) {
             let why = format!("is longer than {PATH_MAX} bytes, the most of a Unix socket");
@@ -55,6 +85,8 @@ impl Local {
             gids,
             connections_per_process,
             rings,
+            shortcuts,
+            shortcut_after,
         });
         Ok(Self { congestion_control, door })
     }
@@ -103,6 +135,16 @@ impl Config {
 pub const LOCAL_CONNECT: &str = "local-connect";
 /// The name of the listener whose connections local programs accept.
 pub const LOCAL_ACCEPT: &str = "local-accept";
+/// What operators call them.
+pub(super) const SHORTCUTS: [(&str, Shortcuts); 3] = [
+    ("never", Shortcuts::Never),
+    ("same-user", Shortcuts::SameUser),
+    ("always", Shortcuts::Always),
+];
+/// What users of other namespaces are called (`overflowuid`).
+const UNKNOWN: u32 = 65534;
+/// For fewer messages a shortcut is not worth the question for it.
+const SHORTCUT_AFTER: u32 = 32;
 /// `sun_path` has 108 bytes, and a zero at the end.
 const PATH_MAX: usize = 107;
 

@@ -156,6 +156,8 @@ fn local(Local { congestion_control, door }: &Local) -> Value {
         "gids": door.map(|door| &door.gids),
         "connections_per_process": door.map(|door| door.connections_per_process),
         "rings": door.map(|door| door.rings),
+        "shortcuts": door.map(|door| word(&super::local::SHORTCUTS, door.shortcuts)),
+        "shortcut_after": door.map(|door| door.shortcut_after),
     })
 }
 
@@ -252,7 +254,7 @@ mod tests {
              [confine]\nlandlock=false\n[dns]\nservers=['10.8.0.53', '[fd00::1]:5353']\n\
              [poll]\npolicy='block'\ncores=[1,2]\npin=false\nboost=0\nspin_us=7\n\
              [local]\ncongestion_control='host'\nsocket='/run/l'\nuids=[1000]\ngids=[33, 34]\n\
-             connections_per_process=77\nrings=false\n\
+             connections_per_process=77\nrings=false\nshortcuts='always'\nshortcut_after=1\n\
              [smc]\noption='assume'\nassume_peers=['10.0.0.0/8']\ngids=['fd00::/64']\n\
              eids=['SITE-A']\ndefault_eid=false\nversions=[1,2]\ntest_link_idle='1h'\n\
              [limits]\nconnections_max=10\nrmb_bytes=1000000\n\

@@ -166,6 +166,7 @@ impl<N: Rnic> Gateway<N> {
             rmbes_rested: counts.elements_rested,
             panics_survived: crate::supervise::survived(),
             refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
+            shortcuts: self.local.as_ref().map_or(0, |local| local.shortcuts().1),
             access_log_written: lines.written,
             access_log_dropped: lines.dropped,
         }
@@ -185,6 +186,7 @@ impl<N: Rnic> Gateway<N> {
             waiting,
             farewells: self.farewells.len() as u64,
             rings: self.local.as_ref().map_or(0, |local| local.rings() as u64),
+            shortcuts: self.local.as_ref().map_or(0, |local| local.shortcuts().0 as u64),
             link_groups: groups.iter().count() as u64,
             links: groups.iter().map(|(_, group)| group.links.len() as u64).sum(),
             ..Active::default()

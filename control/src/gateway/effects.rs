@@ -42,6 +42,9 @@ impl<N: Rnic> Gateway<N> {
             Effect::HandOver { key, connection, group, rmbe, ended } => {
                 let rings = self.local.as_ref().and_then(|local| local.rings_of(key));
                 let (allowance, groups) = (self.allowance_of(key), self.endpoint.groups_mut());
+                if let (Some(local), Some(ends)) = (&mut self.local, groups.ends(connection)) {
+                    local.opened(key, ends);
+                }
                 self.sessions.hand_over(now, key, connection, |app, tcp| {
                     let near = Near::with_rings(app, rings);
                     groups.hand_over(connection, near, rmbe, allowance);

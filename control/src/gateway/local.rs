@@ -23,7 +23,7 @@ use smcr_rnic::Rnic;
 
 use self::counts::Counts;
 use self::places::Places;
-use self::rings::Shared;
+use self::rings::{Shared, Wants};
 use super::Gateway;
 use crate::admission::Standing;
 use crate::config::{Config, Protocol};
@@ -174,18 +174,20 @@ impl<N: Rnic> Gateway<N> {
                 let reply = self.mark_listener(now, caller, &socket);
                 self.leave_alone(caller, reply, socket);
             }
-            (Request::Connected { waits, rings }, Some(socket)) => {
-                self.take_connected(now, caller, (waits, rings), socket);
+            (Request::Connected { waits, rings, shortcut }, Some(socket)) => {
+                self.take_connected(now, caller, (waits, Wants { rings, shortcut }), socket);
             }
-            (Request::Accepted { rings }, Some(socket)) => {
-                self.take_accepted(now, caller, rings, socket);
+            (Request::Accepted { rings, shortcut }, Some(socket)) => {
+                self.take_accepted(now, caller, Wants { rings, shortcut }, socket);
             }
-            (Request::Attach { connection }, Some(socket)) => {
-                self.attach(caller, connection, socket);
+            (Request::Attach { connection, shortcut }, Some(socket)) => {
+                self.attach(caller, (connection, shortcut), socket);
+            }
+            (Request::Shortcut { connection }, Some(socket)) => {
+                self.give_shortcut(caller, connection, socket);
             }
             (Request::Reset { connection }, Some(socket)) => {
-                self.reset_for(key_of(connection), &socket);
-                self.leave_alone(caller, Reply::Done, socket);
+                self.reset_for(caller, key_of(connection), socket);
             }
             (
                 Request::Mark { .. }
@@ -193,6 +195,7 @@ impl<N: Rnic> Gateway<N> {
                 | Request::Connected { .. }
                 | Request::Accepted { .. }
                 | Request::Attach { .. }
+                | Request::Shortcut { .. }
                 | Request::Reset { .. },
                 None,
             ) => self.dismiss(caller),
@@ -212,8 +215,8 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// A program has connected a socket that was marked.
-    fn take_connected(&mut self, now: Instant, caller: Key, how: (bool, bool), socket: OwnedFd) {
-        let (waits, rings) = how;
+    fn take_connected(&mut self, now: Instant, caller: Key, how: (bool, Wants), socket: OwnedFd) {
+        let (waits, wants) = how;
         let index = self.local.as_ref().expect(ASKED_AT_THE_DOOR).connects;
         let Some((own, peer)) = local::ends(&socket) else {
             // It is over already, which the program finds out by itself.
@@ -227,11 +230,13 @@ impl<N: Rnic> Gateway<N> {
         let Some(Taken { near, app, before, process }) = taken else {
             return self.turn_program_away(now, caller, index, (own, socket));
         };
+        let uid = process.uid;
         let sockets = Sockets { accepted: near, upstream: socket, process };
         let one = negotiating(now, (index, Protocol::Tcp), (own, peer), sockets);
         let key = self.sessions.insert(one);
         let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
-        let rings = local.shared.enter(key, &app, rings && local.door.offers_rings());
+        let wants = Wants { rings: wants.rings && local.door.offers_rings(), ..wants };
+        let rings = local.shared.enter(key, &app, wants, uid);
         let name = Name { connection: number(key), local: own, peer, rings };
         match local::name(&app, &name) {
             Ok(()) if waits => {
@@ -256,7 +261,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// A program has accepted a connection whose client has offered SMC-R.
-    fn take_accepted(&mut self, now: Instant, caller: Key, rings: bool, socket: OwnedFd) {
+    fn take_accepted(&mut self, now: Instant, caller: Key, wants: Wants, socket: OwnedFd) {
         let index = self.local.as_ref().expect(ASKED_AT_THE_DOOR).accepts;
         let Some((own, peer)) = local::ends(&socket) else {
             return self.leave_alone(caller, Reply::Leave { seconds: 0 }, socket);
@@ -268,11 +273,13 @@ impl<N: Rnic> Gateway<N> {
         let Some(Taken { near, app, process, .. }) = taken else {
             return self.turn_program_away(now, caller, index, (peer, socket));
         };
+        let uid = process.uid;
         let sockets = Sockets { accepted: socket, upstream: near, process };
         let one = negotiating(now, (index, Protocol::Smc), (peer, own), sockets);
         let key = self.sessions.insert(one);
         let local = self.local.as_mut().expect(ASKED_AT_THE_DOOR);
-        let rings = local.shared.enter(key, &app, rings && local.door.offers_rings());
+        let wants = Wants { rings: wants.rings && local.door.offers_rings(), ..wants };
+        let rings = local.shared.enter(key, &app, wants, uid);
         let name = Name { connection: number(key), local: own, peer, rings };
         // Whatever comes of it, it comes by this socket; a stream that nobody named is a reset one.
         let named = local::name(&app, &name);

@@ -10,13 +10,13 @@ use smcr_proto::link_group::LinkGroup;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
-use smcr_proto::{Instant, RmbeSize};
+use smcr_proto::{AlertToken, Gid, Instant, Qpn, RmbeSize};
 use smcr_rnic::Rnic;
 
 use super::Groups;
 use super::group::{Group, GroupId, Member};
 use super::group_mut::GroupMut;
-use super::ports::{Pollers, QpOf};
+use super::ports::{Pollers, PortId, QpOf};
 use super::shared::Event;
 
 /// What a rendezvous gets of a group.
@@ -28,6 +28,39 @@ pub struct Joined {
     pub rmbe: Rmbe,
     /// What to tell the peer. `first_contact` is for the caller to set.
     pub offer: Offer,
+}
+
+/// What names one end of an SMC-R connection to everybody who can reach its RNIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct End {
+    gid: Gid,
+    qpn: Qpn,
+    token: AlertToken,
+}
+
+/// Both ends of an SMC-R connection, and the poller that has ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ends {
+    port: PortId,
+    ours: End,
+    theirs: End,
+}
+
+impl Ends {
+    /// Between two queue pairs of one RNIC, each with a token.
+    #[cfg(test)]
+    pub fn between(port: PortId, ours: (u32, u32), theirs: (u32, u32)) -> Self {
+        let end = |(qpn, token)| {
+            let (gid, qpn, token) = (Gid::default(), Qpn(qpn), AlertToken(token));
+            End { gid, qpn, token }
+        };
+        Self { port, ours: end(ours), theirs: end(theirs) }
+    }
+
+    /// The same connection as it looks from the other end, if that has the same poller.
+    pub fn turned(self) -> Self {
+        Self { ours: self.theirs, theirs: self.ours, ..self }
+    }
 }
 
 /// Why a connection cannot join a group.
@@ -49,6 +82,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     pub fn member(&self, connection: ConnectionId) -> Option<&Member> {
         let id = self.members[usize::from(connection.slot)]?;
         self.at(id).expect("a group outlives its connections").members.get(&connection)
+    }
+
+    /// Both ends of a connection whose rendezvous has succeeded: where its packets go, and where
+    /// those come from that are its peer's.
+    pub fn ends(&self, connection: ConnectionId) -> Option<Ends> {
+        let member = self.member(connection)?;
+        let group = self.at(self.members[usize::from(connection.slot)]?)?;
+        let (ours, theirs) = (group.link(member.link)?.ours, member.peer?);
+        let ours = End { gid: ours.gid, qpn: ours.qpn, token: connection.token() };
+        let theirs = End { gid: theirs.gid, qpn: theirs.qpn, token: theirs.alert_token };
+        Some(Ends { port: member.port, ours, theirs })
     }
 
     /// Takes a slot and an element of this size for a connection that will send on `link`, and

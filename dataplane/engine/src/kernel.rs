@@ -114,11 +114,11 @@ impl Kernel {
         copy: impl FnOnce(&Span<'_>) -> usize,
     ) -> io::Result<usize> {
         if rings.is_ending() {
-            self.hot.insert(rings);
+            self.hot.attend(rings);
         }
         let read = rings.read(socket, most, copy)?;
         if rings.must_drain() {
-            self.hot.insert(rings);
+            self.hot.attend(rings);
             rings.drain(socket);
         }
         Ok(read)
@@ -196,8 +196,7 @@ impl Streams for Kernel {
             // What is written to the socket always fits. Each time that the program takes it, it
             // would be reported.
             flags.remove(F::OUT);
-            rings.set_key(key.pack());
-            self.hot.insert(rings);
+            self.hot.adopt(rings, key);
         }
         Ok(epoll::add(&self.epoll, stream, epoll::EventData::new_u64(key.pack()), flags)?)
     }
@@ -246,13 +245,20 @@ impl Streams for Kernel {
     fn complete(&mut self, stream: &Near, event: &mut Event) {
         let Some(rings) = stream.rings() else { return };
         if event.by_rings {
+            if rings.must_drain() {
+                self.hot.attend(rings);
+                rings.drain(stream.as_fd());
+            }
             rings.serve(stream.as_fd());
+            event.failed |= rings.has_lost_bytes(stream.as_fd());
+            event.readable |= event.failed;
         } else {
-            self.hot.insert(rings);
+            self.hot.attend(rings);
             event.readable = true;
             event.writable = rings.hear(stream.as_fd(), event.ending);
             // The kernel takes a token that was not read for a byte of the stream.
             event.failed = event.ending && rings.has_dropped_bytes(stream.as_fd());
+            event.failed |= rings.has_lost_bytes(stream.as_fd());
         }
         // Who reads must not stop before the end, which nothing else tells of.
         event.ending |= rings.is_finished();
@@ -286,7 +292,7 @@ impl Streams for Kernel {
         match stream.rings() {
             None => smcr_os::writev(socket, bytes),
             Some(rings) => {
-                self.hot.insert(rings);
+                self.hot.attend(rings);
                 rings.write(socket, |span| foreign::copy(bytes, span))
             }
         }
@@ -304,7 +310,7 @@ impl Streams for Kernel {
 
     fn write_slice(&mut self, stream: &Near, bytes: &[u8]) -> io::Result<usize> {
         if let Some(rings) = stream.rings() {
-            self.hot.insert(rings);
+            self.hot.attend(rings);
             return rings.write(stream.as_fd(), |span| foreign::copy_in(span, bytes));
         }
         Ok(rustix::net::send(stream, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
@@ -318,6 +324,11 @@ impl Streams for Kernel {
         let sent = rustix::net::send(stream, &[byte], URGENT)?;
         assert_eq!(sent, 1, "one byte is taken or refused");
         Ok(())
+    }
+
+    fn bypassed(&self, stream: &Near) -> (u64, u64) {
+        // What the other one has sent, this one gets.
+        stream.rings().map_or((0, 0), |rings| rings.short_totals())
     }
 
     fn time(&self, _: Instant) -> Instant {

@@ -135,6 +135,16 @@ impl Tally {
         }
     }
 
+    /// Notes that bytes were read or written, if they were, that are not counted here.
+    pub(crate) fn note_first(&mut self, now: Instant, read: bool, written: bool) {
+        if read {
+            self.first_in.get_or_insert(now);
+        }
+        if written {
+            self.first_out.get_or_insert(now);
+        }
+    }
+
     /// Notes which ends have ended their direction so far.
     pub(crate) fn note_ends(&mut self, near: bool, far: bool) {
         if self.ended_by.is_none() {

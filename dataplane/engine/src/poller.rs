@@ -359,6 +359,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             slots.extend(self.connections.slots());
             for slot in slots.drain(..) {
                 let (relay, mut turn) = self.open(now, slot).expect("each can end itself only");
+                relay.note_bypassed(now, turn.streams, turn.counters);
                 let (reading, outcome) = (relay.reading(), relay.expire(&mut turn));
                 self.shared.gauges.set(slot, reading);
                 moved |= self.apply(now, slot, outcome);
@@ -437,15 +438,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         loop {
             outcome = match outcome {
                 Outcome::Rests | Outcome::Moved => return,
-                Outcome::Over => return self.retire(slot),
+                Outcome::Over => return self.retire(now, slot),
                 Outcome::Left(route) => self.follow(now, slot, &route),
             };
         }
     }
 
     /// Frees the slot and tells the control thread.
-    fn retire(&mut self, slot: u16) {
-        let relay = *self.connections.remove(slot).expect("it has just had its turn");
+    fn retire(&mut self, now: Instant, slot: u16) {
+        let mut relay = *self.connections.remove(slot).expect("it has just had its turn");
+        let tally = relay.last_tally(now, &self.streams, &self.shared.counters);
         self.mail.disown(relay.id);
         let counters = &self.shared.counters;
         counters.connections.set(self.connections.busy() as u64);
@@ -475,7 +477,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         self.report(Report::Closed {
             connection: relay.id,
             ending,
-            tally: relay.tally,
+            tally,
             rmbe,
             settled,
             streams: [relay.near.map(|near| near.stream), far],

@@ -125,6 +125,11 @@ pub trait Streams {
     /// `WouldBlock`, or what became of the connection.
     fn write_urgent(&mut self, stream: &Self::Stream, byte: u8) -> io::Result<()>;
 
+    /// How many bytes the application of `stream` has sent and got in a way that passes us by.
+    fn bypassed(&self, _stream: &Self::Stream) -> (u64, u64) {
+        (0, 0)
+    }
+
     /// The time now, in a turn that began at `turn`.
     fn time(&self, turn: Instant) -> Instant;
 

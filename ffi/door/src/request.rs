@@ -9,8 +9,9 @@ use core::net::SocketAddr;
 
 use crate::{MAGIC, Malformed, VERSION, address, kind};
 
-/// A request of the library. [`Attach`](Self::Attach) and [`Reset`](Self::Reset) bring the Unix
-/// socket that proves that the connection is the application's, the others a TCP socket.
+/// A request of the library. [`Attach`](Self::Attach), [`Shortcut`](Self::Shortcut) and
+/// [`Reset`](Self::Reset) bring the Unix socket that proves that the connection is the
+/// application's, the others a TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Offer SMC-R in the SYN of this socket, which the application is about to connect to `peer`.
@@ -31,6 +32,8 @@ pub enum Request {
         waits: bool,
         /// The bytes shall go by shared memory, if the gateway offers that.
         rings: bool,
+        /// And without the gateway, if it offers that; all processes of the application can.
+        shortcut: bool,
     },
     /// Answer SMC-R in the SYN-ACKs of this listening socket.
     ///
@@ -42,6 +45,8 @@ pub enum Request {
     Accepted {
         /// The bytes shall go by shared memory, if the gateway offers that.
         rings: bool,
+        /// And without the gateway, if it offers that; all processes of the application can.
+        shortcut: bool,
     },
     /// The application wants this connection reset as soon as nobody has this Unix socket any more,
     /// and is about to close it. What it has written before comes first.
@@ -59,6 +64,17 @@ pub enum Request {
     Attach {
         /// The number of the connection, from its [`Name`](crate::Name).
         connection: u64,
+        /// The application can do without the gateway, if others who have the socket do.
+        shortcut: bool,
+    },
+    /// The application has this Unix socket and the shared memory, in which the gateway has offered
+    /// a shortcut to the program at the other end.
+    ///
+    /// Answers: [`Switch`](crate::Reply::Switch) with the shortcut's memory alone, or
+    /// [`Leave`](crate::Reply::Leave).
+    Shortcut {
+        /// The number of the connection, from its [`Name`](crate::Name).
+        connection: u64,
     },
 }
 
@@ -74,13 +90,19 @@ impl Request {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         let (kind, flags, peer, connection) = match *self {
             Self::Mark { peer } => (MARK, 0, peer, 0),
-            Self::Connected { waits, rings } => {
-                (CONNECTED, flag(waits, WAITS) | flag(rings, RINGS), address::NOWHERE, 0)
+            Self::Connected { waits, rings, shortcut } => {
+                let flags = flag(waits, WAITS) | flag(rings, RINGS) | flag(shortcut, SHORT);
+                (CONNECTED, flags, address::NOWHERE, 0)
             }
             Self::Listen => (LISTEN, 0, address::NOWHERE, 0),
-            Self::Accepted { rings } => (ACCEPTED, flag(rings, RINGS), address::NOWHERE, 0),
+            Self::Accepted { rings, shortcut } => {
+                (ACCEPTED, flag(rings, RINGS) | flag(shortcut, SHORT), address::NOWHERE, 0)
+            }
             Self::Reset { connection } => (RESET, 0, address::NOWHERE, connection),
-            Self::Attach { connection } => (ATTACH, 0, address::NOWHERE, connection),
+            Self::Attach { connection, shortcut } => {
+                (ATTACH, flag(shortcut, SHORT), address::NOWHERE, connection)
+            }
+            Self::Shortcut { connection } => (SHORTCUT, 0, address::NOWHERE, connection),
         };
         bytes[5] = kind;
         bytes[6] = flags;
@@ -99,14 +121,15 @@ impl Request {
         let peer = bytes[8..32].first_chunk().expect("the range is that long");
         let connection = bytes[32..].first_chunk().expect("the range is that long");
         let connection = u64::from_be_bytes(*connection);
-        let (waits, rings) = (bytes[6] & WAITS != 0, bytes[6] & RINGS != 0);
+        let [waits, rings, shortcut] = [WAITS, RINGS, SHORT].map(|flag| bytes[6] & flag != 0);
         match kind(bytes)? {
             MARK => Ok(Self::Mark { peer: address::decode(peer)? }),
-            CONNECTED => Ok(Self::Connected { waits, rings }),
+            CONNECTED => Ok(Self::Connected { waits, rings, shortcut }),
             LISTEN => Ok(Self::Listen),
-            ACCEPTED => Ok(Self::Accepted { rings }),
+            ACCEPTED => Ok(Self::Accepted { rings, shortcut }),
             RESET => Ok(Self::Reset { connection }),
-            ATTACH => Ok(Self::Attach { connection }),
+            ATTACH => Ok(Self::Attach { connection, shortcut }),
+            SHORTCUT => Ok(Self::Shortcut { connection }),
             other => Err(Malformed::Kind(other)),
         }
     }
@@ -118,30 +141,35 @@ const LISTEN: u8 = 3;
 const ACCEPTED: u8 = 4;
 const RESET: u8 = 5;
 const ATTACH: u8 = 6;
+const SHORTCUT: u8 = 7;
 /// Flag: the application can wait.
 const WAITS: u8 = 1;
 /// Flag: the application can use shared memory. Older gateways ignore it.
 const RINGS: u8 = 2;
+/// Flag: and a shortcut. Older gateways ignore it.
+const SHORT: u8 = 4;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [Request; 10] = [
+    const ALL: [Request; 12] = [
         Request::Mark {
             peer: SocketAddr::new(core::net::IpAddr::V4(core::net::Ipv4Addr::LOCALHOST), 80),
         },
         Request::Mark {
             peer: SocketAddr::new(core::net::IpAddr::V6(core::net::Ipv6Addr::LOCALHOST), 7010),
         },
-        Request::Connected { waits: false, rings: true },
-        Request::Connected { waits: true, rings: false },
-        Request::Connected { waits: true, rings: true },
+        Request::Connected { waits: false, rings: true, shortcut: true },
+        Request::Connected { waits: true, rings: false, shortcut: false },
+        Request::Connected { waits: true, rings: true, shortcut: false },
         Request::Listen,
-        Request::Accepted { rings: false },
-        Request::Accepted { rings: true },
+        Request::Accepted { rings: false, shortcut: false },
+        Request::Accepted { rings: true, shortcut: true },
         Request::Reset { connection: u64::MAX - 1 },
-        Request::Attach { connection: 7 },
+        Request::Attach { connection: 7, shortcut: false },
+        Request::Attach { connection: 7, shortcut: true },
+        Request::Shortcut { connection: 1 << 40 },
     ];
 
     #[test]

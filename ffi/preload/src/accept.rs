@@ -91,7 +91,8 @@ pub(crate) fn welcome(listener: RawFd, fd: RawFd) -> Welcome {
         return Welcome::Keep;
     }
     let kept = Kept::of(socket);
-    let answer = ask(Request::Accepted { rings: wants_rings() }, Some(socket));
+    let rings = wants_rings();
+    let answer = ask(Request::Accepted { rings, shortcut: rings }, Some(socket));
     match answer {
         Answer::Switch { .. } => match conclude(fd, &kept, answer) {
             Settled::GoOn | Settled::WouldBlock => Welcome::Keep,

@@ -83,8 +83,9 @@ fn sends_later(socket: BorrowedFd<'_>) -> bool {
 fn connected(fd: RawFd, socket: BorrowedFd<'_>) -> c_int {
     let kept = Kept::of(socket);
     let waits = !kept.is_nonblocking();
-    match conclude(fd, &kept, ask(Request::Connected { waits, rings: wants_rings() }, Some(socket)))
-    {
+    let rings = wants_rings();
+    let request = Request::Connected { waits, rings, shortcut: rings };
+    match conclude(fd, &kept, ask(request, Some(socket))) {
         Settled::GoOn | Settled::WouldBlock => 0,
         Settled::Reset => sys::fail(libc::ECONNRESET),
     }

@@ -8,7 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, SeekFrom, fstat, seek};
 use rustix::io::{Errno, pread, read, write};
 
-use crate::ringed::{await_room, many, many_or, receive, rings_of, send, waits};
+use crate::attach::rings_of;
+use crate::ringed::{await_room, many, many_or, receive, send, waits};
 use crate::{stream, sys};
 
 /// Bytes of a file, from its position or from `offset`, go to a connection. Returns how many, and

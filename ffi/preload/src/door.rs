@@ -74,6 +74,17 @@ pub(crate) fn ask(request: Request, socket: Option<BorrowedFd<'_>>) -> Answer {
     Answer::Absent
 }
 
+/// Asks for what the program can do without: once, and not for long.
+pub(crate) fn ask_in_passing(request: Request, socket: BorrowedFd<'_>) -> Answer {
+    let Some(settings) = settings().filter(|_| !RECENT.is_absent(sys::now())) else {
+        return Answer::Absent;
+    };
+    ask_for(&settings.door, request, Some(socket), IN_PASSING).unwrap_or(Answer::Absent)
+}
+
+/// So long.
+const IN_PASSING: Duration = Duration::from_millis(20);
+
 /// How long no gateway is looked for after one was missed, and after one that did not answer.
 const ABSENT_S: u32 = 1;
 const SILENT_S: u32 = 10;
@@ -90,13 +101,22 @@ fn ask_at(
     request: Request,
     socket: Option<BorrowedFd<'_>>,
 ) -> Result<Answer, Errno> {
-    let patience = patience(request);
+    ask_for(door, request, socket, patience(request))
+}
+
+/// The same, for so long.
+fn ask_for(
+    door: &SocketAddrUnix,
+    request: Request,
+    socket: Option<BorrowedFd<'_>>,
+    patience: Duration,
+) -> Result<Answer, Errno> {
     let deadline = sys::now_precise() + patience;
     let connection = match reach(door, patience, deadline) {
         Err(Errno::NOENT | Errno::CONNREFUSED | Errno::ACCESS) => return Ok(Answer::Absent),
         reached => reached?,
     };
-    let is_attach = matches!(request, Request::Attach { .. });
+    let is_attach = matches!(request, Request::Attach { .. } | Request::Shortcut { .. });
     Ok(match converse(&connection, request, socket, deadline) {
         Ok((Reply::Marked, _)) => Answer::Marked,
         Ok((Reply::Leave { seconds }, _)) => Answer::Leave { seconds },
@@ -119,9 +139,11 @@ fn patience(request: Request) -> Duration {
         Request::Connected { waits: false, .. } | Request::Accepted { .. } => {
             Duration::from_secs(5)
         }
-        Request::Mark { .. } | Request::Listen | Request::Reset { .. } | Request::Attach { .. } => {
-            Duration::from_secs(1)
-        }
+        Request::Mark { .. }
+        | Request::Listen
+        | Request::Reset { .. }
+        | Request::Attach { .. }
+        | Request::Shortcut { .. } => Duration::from_secs(1),
     }
 }
 
@@ -232,7 +254,7 @@ mod tests {
     #[test]
     fn a_question_brings_a_socket_and_so_may_the_answer() {
         let (listener, address) = door("socket");
-        let request = Request::Connected { waits: true, rings: false };
+        let request = Request::Connected { waits: true, rings: false, shortcut: false };
         let file = std::fs::File::open("/dev/null").unwrap();
         let switch = Reply::Switch { rings: false }.encode();
         let gateway = thread::spawn(move || answer(&listener, &switch, true));

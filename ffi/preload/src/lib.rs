@@ -32,6 +32,7 @@
 mod accept;
 mod address;
 mod adopt;
+mod attach;
 #[cfg(not(test))]
 mod calls;
 mod connect;

@@ -7,14 +7,14 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use smcgate_rings::Application;
+use smcgate_rings::{Application, Shortcut};
 
 /// All mappings, and the numbers below `N`.
 ///
 /// # Invariants
 ///
 /// - **MAPPED** As long as the uses of a slot are neither zero nor [`BUSY`], its address is that
-///   of rings that are mapped, and its connection is theirs.
+///   of rings that are mapped, and its connection is theirs. A shortcut that it has is mapped, too.
 pub(crate) struct Mappings<const N: usize> {
     /// Of each number its slot and one, or zero.
     of_number: [AtomicU32; N],
@@ -30,6 +30,8 @@ struct Slot {
     /// How long the rings are: as they were checked when they were mapped.
     lengths: AtomicU64,
     connection: AtomicU64,
+    /// Where its shortcut is mapped, and which side of that it is; zero if it is not.
+    shortcut: AtomicUsize,
     /// The numbers that the connection has, and who uses it now.
     uses: AtomicU32,
 }
@@ -52,10 +54,17 @@ pub(crate) struct Kept {
     slot: &'static Slot,
     /// One more than the index of the slot.
     number: u32,
-    pub(crate) rings: Application,
+    rings: Application,
 }
 
 impl Kept {
+    /// The rings, as they are now: a shortcut may have come.
+    #[inline]
+    pub(crate) fn rings(&self) -> Application {
+        // SAFETY: `rings` asks for a use, which this value has until it is released.
+        unsafe { self.slot.rings() }.unwrap_or(self.rings)
+    }
+
     pub(crate) fn release(self) {
         self.slot.release();
     }
@@ -70,6 +79,19 @@ impl Used<'static> {
 }
 
 impl Used<'_> {
+    /// A shortcut was mapped for these rings. If another thread was faster, it is unmapped.
+    pub(crate) fn take_shortcut(&mut self, shortcut: Shortcut) {
+        let (none, place) = (0, shortcut.place());
+        let result =
+            self.slot.shortcut.compare_exchange(none, place, Ordering::AcqRel, Ordering::Acquire);
+        if result.is_err() {
+            // SAFETY: `unmap` asks that nobody uses it: nobody else has heard of it.
+            unsafe { shortcut.unmap() };
+        }
+        // SAFETY: `rings` asks for a use, which this value has as long as it lives.
+        self.rings = unsafe { self.slot.rings() }.unwrap_or(self.rings);
+    }
+
     /// The gateway's number of the connection.
     pub(crate) fn connection(&self) -> u64 {
         self.slot.connection.load(Ordering::Relaxed)
@@ -88,8 +110,22 @@ impl Slot {
             address: AtomicUsize::new(0),
             lengths: AtomicU64::new(0),
             connection: AtomicU64::new(0),
+            shortcut: AtomicUsize::new(0),
             uses: AtomicU32::new(0),
         }
+    }
+
+    /// The rings, with their shortcut if that is mapped.
+    ///
+    /// # Safety
+    ///
+    /// The caller has a use of the slot, and gives it back when the result is used no more.
+    unsafe fn rings(&self) -> Option<Application> {
+        // SAFETY: `at` asks that the rings stay mapped: by MAPPED, as long as there is that use.
+        let rings = unsafe { Application::at(self.place()) }?;
+        // SAFETY: the same of the shortcut.
+        let shortcut = unsafe { Shortcut::at(self.shortcut.load(Ordering::Acquire)) };
+        Some(rings.with(shortcut))
     }
 
     fn place(&self) -> (usize, u64) {
@@ -112,6 +148,11 @@ impl Slot {
             // SAFETY: `unmap` asks that nobody uses them, now or later: this was the last use, and
             // nobody can begin another one.
             unsafe { rings.unmap() };
+        }
+        // SAFETY: the same of the shortcut.
+        if let Some(shortcut) = unsafe { Shortcut::at(self.shortcut.swap(0, Ordering::Acquire)) } {
+            // SAFETY: as above.
+            unsafe { shortcut.unmap() };
         }
         self.uses.store(0, Ordering::Release);
     }
@@ -202,8 +243,8 @@ impl<const N: usize> Mappings<N> {
             slot.release();
             return None;
         }
-        // SAFETY: `at` asks that the rings stay mapped: by MAPPED, as long as the value lives.
-        let rings = unsafe { Application::at(slot.place()) };
+        // SAFETY: `rings` asks for a use, which the value has as long as it lives.
+        let rings = unsafe { slot.rings() };
         let Some(rings) = rings else {
             slot.release();
             return None;

@@ -8,15 +8,13 @@ use libc::{c_int, iovec, ssize_t};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::thread::sched_yield;
-use smcgate_door::Request;
 use smcgate_rings::{Application, Held};
 use std::cell::Cell;
 use std::mem::replace;
-use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
-use crate::debug::say;
-use crate::door::{Answer, ask};
+use crate::attach::{rings_of_same, shorten_if_due};
 use crate::end::is_hung_up;
 use crate::mappings::Used;
 use crate::signals::{Signals, do_all_restart};
@@ -69,7 +67,7 @@ pub(crate) unsafe fn receive(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_
         }
         match outcome {
             _ if is_enough => {
-                drop(used);
+                shorten_if_due(used, socket);
                 watch::has_read(fd);
                 return many(done);
             }
@@ -227,6 +225,8 @@ pub(crate) unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_t {
             // part that found no room, nothing may be written.
             let taken = match unsafe { used.rings.write(socket, part, thread()) } {
                 Ok(taken) => taken,
+                // Another process of the program has just turned to it.
+                Err(Held::Unmapped) => break,
                 Err(held) => return many_or(done, held_back(held, socket, flags)),
             };
             done += taken;
@@ -235,7 +235,11 @@ pub(crate) unsafe fn send(fd: RawFd, parts: &[iovec], flags: c_int) -> ssize_t {
             }
         }
         if done >= wanted {
+            shorten_if_due(used, socket);
             return many(done);
+        }
+        if used.rings.lacked_shortcut().is_some() {
+            continue;
         }
         match await_room(used, socket, fd, flags) {
             Ok(()) => {}
@@ -249,7 +253,7 @@ fn held_back(held: Held, socket: BorrowedFd<'_>, flags: c_int) -> c_int {
     match held {
         Held::ByThisThread if waits(socket, flags) => libc::EINTR,
         Held::ByThisThread => libc::EAGAIN,
-        Held::ForEver => libc::ECONNRESET,
+        Held::ForEver | Held::Unmapped => libc::ECONNRESET,
     }
 }
 
@@ -314,66 +318,6 @@ pub(crate) fn refusal(socket: BorrowedFd<'_>) -> c_int {
 
 /// So long a gateway may take to close a socket, after it has said so.
 const CLOSING_MS: u32 = 100;
-
-/// The rings of this number, and its socket. They must be those of the same connection each time:
-/// while a thread waited, another one may have closed the number and opened it again.
-///
-/// # Errors
-///
-/// As below, and `EBADF` if it is another one.
-fn rings_of_same(
-    fd: RawFd,
-    connection: &mut Option<u64>,
-) -> Result<(Used<'static>, BorrowedFd<'static>), c_int> {
-    let (used, socket) = rings_of(fd)?;
-    if *connection.get_or_insert(used.connection()) != used.connection() {
-        return Err(libc::EBADF);
-    }
-    Ok((used, socket))
-}
-
-/// The rings of this number, and its socket.
-///
-/// # Errors
-///
-/// `ENOTSOCK` if the number is something else by now; or what became of the connection.
-pub(crate) fn rings_of(fd: RawFd) -> Result<(Used<'static>, BorrowedFd<'static>), c_int> {
-    let socket = sys::borrow(fd).ok_or(libc::EBADF)?;
-    let used = match TABLE.rings(fd) {
-        Some(used) => used,
-        None => attach(fd, socket)?,
-    };
-    if used.rings.is_closed() {
-        // The number may have been closed behind our back.
-        let connection = name::of(socket).map(|name| name.connection);
-        if connection != Some(used.connection()) {
-            drop(used);
-            TABLE.forget(fd);
-            return Err(libc::ENOTSOCK);
-        }
-    }
-    Ok((used, socket))
-}
-
-/// Asks the gateway for the rings of a socket that was inherited, or came from another process.
-fn attach(fd: RawFd, socket: BorrowedFd<'static>) -> Result<Used<'static>, c_int> {
-    let Some(name) = name::of(socket) else {
-        TABLE.forget(fd);
-        return Err(libc::ENOTSOCK);
-    };
-    if !TABLE.of(fd).has(Flag::ResetTold)
-        && let Answer::Memory(memory) =
-            ask(Request::Attach { connection: name.connection }, Some(socket))
-        && let Ok(rings) = Application::map(memory.as_fd())
-        && TABLE.attach(fd, rings, name.connection)
-        && let Some(used) = TABLE.rings(fd)
-    {
-        say(fd, format_args!("the gateway has given the rings again"));
-        return Ok(used);
-    }
-    // Without the rings, what comes by the socket is no stream.
-    if TABLE.of(fd).has(Flag::ResetTold) { Err(libc::EPIPE) } else { Err(libc::ECONNRESET) }
-}
 
 /// How many bytes a `recv` waits for, if there is not less room.
 fn low_water(fd: RawFd) -> usize {

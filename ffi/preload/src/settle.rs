@@ -83,7 +83,9 @@ fn state(socket: BorrowedFd<'_>, waits: bool) -> PollFlags {
 /// Asks about a connection that is there.
 fn run(fd: RawFd, socket: BorrowedFd<'_>) {
     let kept = Kept::of(socket);
-    let answer = ask(Request::Connected { waits: false, rings: wants_rings() }, Some(socket));
+    let rings = wants_rings();
+    let request = Request::Connected { waits: false, rings, shortcut: rings };
+    let answer = ask(request, Some(socket));
     if conclude(fd, &kept, answer) == Settled::Reset {
         TABLE.raise(fd, Flag::ResetUntold);
     } else if TABLE.of(fd).kind() == Kind::Switched {

@@ -8,9 +8,10 @@ use rustix::net::sockopt::socket_linger;
 use smcgate_door::Request;
 
 use crate::accept::before_read;
+use crate::attach::rings_of;
 use crate::door::ask;
 use crate::end::{is_hung_up, is_reset, told};
-use crate::ringed::{is_ringed, rings_of};
+use crate::ringed::is_ringed;
 use crate::settle::{Settled, before_io};
 use crate::table::{Flag, Kind, TABLE};
 use crate::{name, sys};

@@ -9,19 +9,17 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
 
-use libc::iovec;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
-use rustix::thread::sched_yield;
+use rustix::net::{SendFlags, send};
 
-use crate::layout::{
-    FILLER_LEN, HEADER_LEN, RING_LEN, RING_LEN_MAX, Ring, Run, Segment, Word, read_preamble,
-};
-use crate::lock::{Held, Lock};
-use crate::transfer::{Direction, Part, copy_between, length};
+use crate::layout::{HEADER_LEN, RING_LEN, RING_LEN_MAX, Ring, Segment, Word, read_preamble};
+use crate::shortcut::{Item, Shortcut};
+
+mod reading;
+mod turning;
+mod writing;
 
 /// The rings of one connection, mapped in this process.
 ///
@@ -33,6 +31,8 @@ use crate::transfer::{Direction, Part, copy_between, length};
 #[derive(Clone, Copy, Debug)]
 pub struct Application {
     segment: Segment,
+    /// Where bytes go without the gateway, if this process has mapped that.
+    shortcut: Option<Shortcut>,
 }
 
 // SAFETY: the value is an address and two lengths; the mapping belongs to the process, and all
@@ -67,7 +67,8 @@ impl Application {
             Some((send, receive)) if Segment::len_with(send, receive) == Some(size) => {
                 // SAFETY: `new` asks for MAPPED: it was just mapped, with as many bytes; for ALIEN:
                 // nobody has a reference to it; and for lengths that `len_with` has checked.
-                Ok(Self { segment: unsafe { Segment::new(base, send, receive) } })
+                let segment = unsafe { Segment::new(base, send, receive) };
+                Ok(Self { segment, shortcut: None })
             }
             Some(_) | None => {
                 // SAFETY: `munmap` asks for a range that is ours and no longer used.
@@ -108,10 +109,11 @@ impl Application {
         Segment::len_with(send, receive)?;
         // SAFETY: `new` asks for MAPPED and ALIEN, which the caller promises, and for lengths that
         // `len_with` has checked.
-        Some(Self { segment: unsafe { Segment::new(base, send, receive) } })
+        let segment = unsafe { Segment::new(base, send, receive) };
+        Some(Self { segment, shortcut: None })
     }
 
-    /// Unmaps it.
+    /// Unmaps it, but no shortcut.
     ///
     /// # Safety
     ///
@@ -126,10 +128,15 @@ impl Application {
     /// How many bytes can be read now. FIONREAD says this.
     pub fn readable(&self) -> u32 {
         let tail = self.word(Word::ReceiveTail).load(SeqCst);
-        self.filled(Ring::Receive, self.word(Word::ReceiveHead).load(SeqCst), tail)
+        let relayed = self.filled(Ring::Receive, self.word(Word::ReceiveHead).load(SeqCst), tail);
+        match self.shortcut.filter(|it| it.begins_behind(tail.wrapping_add(relayed))) {
+            Some(shortcut) => relayed + shortcut.unread(self.word(Word::ShortTail).load(SeqCst)),
+            None => relayed,
+        }
     }
 
-    /// How many bytes the gateway has not taken yet. SIOCOUTQ says this.
+    /// How many bytes the gateway has not taken yet. SIOCOUTQ says this. What is in a shortcut is
+    /// with the other program already.
     pub fn unsent(&self) -> u32 {
         let head = self.word(Word::SendHead).load(SeqCst);
         self.filled(Ring::Send, head, self.word(Word::SendTail).load(SeqCst))
@@ -137,7 +144,10 @@ impl Application {
 
     /// How many bytes can be written now.
     pub fn room(&self) -> u32 {
-        self.segment.len_of(Ring::Send) - self.unsent()
+        match self.short_unsent() {
+            Some(unsent) => RING_LEN - unsent,
+            None => self.segment.len_of(Ring::Send) - self.unsent(),
+        }
     }
 
     /// Whether the connection is over for the gateway. Then the number of the socket may be
@@ -149,130 +159,6 @@ impl Application {
     /// Whether the program has shut down writing: a write fails with EPIPE.
     pub fn is_finished(&self) -> bool {
         self.word(Word::Finished).load(Acquire) != 0
-    }
-
-    /// Reads into `parts`; `peek` leaves the bytes there. Returns how many bytes were read. Zero:
-    /// there are none, and only the kernel knows whether more will come. Then receive one byte from
-    /// the socket, with the flags of the program, so that it waits where the program waits:
-    /// - a byte: call [`token_taken`](Self::token_taken) and read again;
-    /// - the end of the stream, or an error: read once more, since bytes may have come before it;
-    ///   if there are none, that is the outcome.
-    ///
-    /// # Safety
-    ///
-    /// The parts are valid for writes.
-    pub unsafe fn read(&self, socket: BorrowedFd<'_>, parts: &[iovec], peek: bool) -> usize {
-        let copy = |runs: &[Run; 2]| {
-            let mut left = parts.iter().map(|part| Part::new(part.iov_base.cast(), part.iov_len));
-            // SAFETY: the caller promises its parts; the runs are within the ring, and their bytes
-            // were published.
-            unsafe { copy_between(runs, &mut left, Direction::OutOfRing) };
-        };
-        self.take(socket, length(parts), peek, copy)
-    }
-
-    /// The same into a slice.
-    pub fn read_slice(&self, socket: BorrowedFd<'_>, room: &mut [u8]) -> usize {
-        let part = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
-        // SAFETY: the part is a live exclusive slice.
-        unsafe { self.read(socket, &[part], false) }
-    }
-
-    /// Drops at most `most` bytes, as TCP does for MSG_TRUNC. Otherwise as [`read`](Self::read).
-    pub fn discard(&self, socket: BorrowedFd<'_>, most: usize) -> usize {
-        self.take(socket, most, false, |_| {})
-    }
-
-    fn take(
-        &self,
-        socket: BorrowedFd<'_>,
-        most: usize,
-        peek: bool,
-        copy: impl Fn(&[Run; 2]),
-    ) -> usize {
-        let tails = self.word(Word::ReceiveTail);
-        let taken = loop {
-            let tail = tails.load(SeqCst);
-            let head = self.word(Word::ReceiveHead).load(Acquire);
-            let filled = self.filled(Ring::Receive, head, tail);
-            let count = u32::try_from(most).map_or(filled, |most| most.min(filled));
-            copy(&self.segment.runs(Ring::Receive, tail, count));
-            if peek || count == 0 {
-                break count;
-            }
-            // Whoever was faster has taken these bytes.
-            if tails.compare_exchange(tail, tail.wrapping_add(count), SeqCst, SeqCst).is_ok() {
-                break count;
-            }
-        };
-        if taken > 0 && !peek {
-            self.after_read(socket);
-        }
-        taken as usize
-    }
-
-    /// Sees to it that the socket is readable if bytes are left, and only then, and that a gateway
-    /// that waits for room hears of it.
-    fn after_read(&self, socket: BorrowedFd<'_>) {
-        fence(SeqCst);
-        if self.word(Word::Blocked).load(SeqCst) != 0
-            && self.readable() <= self.segment.len_of(Ring::Receive) / 2
-        {
-            self.kick_if_asleep(socket);
-        }
-        if self.readable() == 0 {
-            self.take_token(socket);
-        } else {
-            self.keep_readable(socket);
-        }
-    }
-
-    /// Takes the byte away that makes the socket readable, because the ring is empty.
-    fn take_token(&self, socket: BorrowedFd<'_>) {
-        for _ in 0..TOKEN_LOOKS {
-            if self.word(Word::Token).load(SeqCst) == 0 {
-                return;
-            }
-            match recv(socket, &mut [0_u8; 1][..], RecvFlags::DONTWAIT) {
-                Ok((1.., _)) => {
-                    self.token_taken();
-                    if self.readable() > 0 {
-                        self.want_token(socket);
-                    }
-                    return;
-                }
-                // The gateway has said that there is a token, and not sent it yet, or another
-                // thread takes it. If the socket became readable for bytes that we have read, a
-                // program would wait that is sure not to.
-                Err(Errno::AGAIN) if self.readable() == 0 => sched_yield(),
-                Err(Errno::INTR) => {}
-                // The end of the stream, which the next read finds.
-                Ok((0, _)) | Err(_) => return,
-            }
-        }
-    }
-
-    /// A byte was received from the socket: there is none any more.
-    pub fn token_taken(&self) {
-        self.word(Word::Token).store(0, SeqCst);
-        // The caller looks at the ring now.
-        fence(SeqCst);
-    }
-
-    /// Sees to it that the socket becomes readable again if bytes are left: after
-    /// [`token_taken`](Self::token_taken), if they were not read.
-    pub fn keep_readable(&self, socket: BorrowedFd<'_>) {
-        let is_zero = |word| self.word(word).load(SeqCst) == 0;
-        // Whoever watches needs no token.
-        if self.readable() > 0 && is_zero(Word::Token) && is_zero(Word::Spinning) {
-            self.want_token(socket);
-        }
-    }
-
-    /// Asks the gateway for a token.
-    fn want_token(&self, socket: BorrowedFd<'_>) {
-        self.word(Word::WantsToken).store(1, SeqCst);
-        self.kick_if_asleep(socket);
     }
 
     /// Waits for bytes without sleeping: looks, and between two looks calls `offer`, which may give
@@ -290,7 +176,7 @@ impl Application {
 
     /// Whether there are bytes, or something else that the caller must look at.
     pub fn has_news(&self) -> bool {
-        self.readable() > 0 || self.has_end()
+        self.readable() > 0 || self.has_end() || self.lacks_shortcut()
     }
 
     /// Whether the gateway sends no more. The socket says so, too.
@@ -301,12 +187,14 @@ impl Application {
 
     /// How many bytes have come so far, modulo 2³².
     pub fn arrived(&self) -> u32 {
-        self.word(Word::ReceiveHead).load(SeqCst)
+        let short = self.shortcut.map_or(0, |shortcut| shortcut.other(Item::Head).load(SeqCst));
+        self.word(Word::ReceiveHead).load(SeqCst).wrapping_add(short)
     }
 
     /// From now on somebody looks at the ring again and again, and the socket need say nothing.
     pub fn watch(&self) {
         self.word(Word::Spinning).fetch_add(1, SeqCst);
+        self.publish(Word::Spinning, Item::Watched);
         fence(SeqCst);
     }
 
@@ -321,110 +209,8 @@ impl Application {
         let less = |watchers: u32| Some(watchers.saturating_sub(1));
         // The closure always returns something, so this cannot fail.
         self.word(Word::Spinning).fetch_update(SeqCst, SeqCst, less).ok();
+        self.publish(Word::Spinning, Item::Watched);
         fence(SeqCst);
-    }
-
-    /// Writes from `parts`. Returns how many bytes were taken: fewer than there are if the ring is
-    /// full. Then call [`make_unwritable`](Self::make_unwritable). None are taken after
-    /// [`finish`](Self::finish).
-    ///
-    /// `thread` is the number of this thread, see [`thread`](crate::thread).
-    ///
-    /// # Errors
-    ///
-    /// Somebody else is about to write, and does not go on. If that is for ever, the connection is
-    /// of no use any more; the gateway is told, and resets it.
-    ///
-    /// # Safety
-    ///
-    /// The parts are valid for reads.
-    pub unsafe fn write(
-        &self,
-        socket: BorrowedFd<'_>,
-        parts: &[iovec],
-        thread: u32,
-    ) -> Result<usize, Held> {
-        let most = length(parts);
-        if self.is_finished() || most == 0 {
-            return Ok(0);
-        }
-        let heads = self.word(Word::SendHead);
-        let lock = match Lock::take(self.word(Word::Writing), thread) {
-            Ok(lock) => lock,
-            Err(held) => {
-                if held == Held::ForEver {
-                    self.give_up(socket);
-                }
-                return Err(held);
-            }
-        };
-        let head = heads.load(SeqCst);
-        let filled = self.filled(Ring::Send, head, self.word(Word::SendTail).load(Acquire));
-        let room = self.segment.len_of(Ring::Send) - filled;
-        let count = u32::try_from(most).map_or(room, |most| most.min(room));
-        let mut left = parts.iter().map(|part| Part::new(part.iov_base.cast(), part.iov_len));
-        let runs = self.segment.runs(Ring::Send, head, count);
-        // SAFETY: the caller promises its parts; the runs are within the ring, and the gateway has
-        // taken out what was there.
-        unsafe { copy_between(&runs, &mut left, Direction::IntoRing) };
-        heads.store(head.wrapping_add(count), SeqCst);
-        drop(lock);
-        if count > 0 {
-            fence(SeqCst);
-            self.kick_if_asleep(socket);
-        }
-        Ok(count as usize)
-    }
-
-    /// The same from a slice.
-    ///
-    /// # Errors
-    ///
-    /// As above.
-    pub fn write_slice(
-        &self,
-        socket: BorrowedFd<'_>,
-        bytes: &[u8],
-        thread: u32,
-    ) -> Result<usize, Held> {
-        let part = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: the part is a live slice, and is only read.
-        unsafe { self.write(socket, &[part], thread) }
-    }
-
-    /// The stream is beyond help.
-    fn give_up(&self, socket: BorrowedFd<'_>) {
-        // No kick looks like this. If the socket is gone, so is the stream.
-        let _ = send(socket, &[STRAY], QUIET);
-    }
-
-    /// The ring is full, or has taken less than the program has written: lets the socket be
-    /// unwritable until there is room. Returns false if there is room already: then write again.
-    ///
-    /// If true, a program that waits can wait in `poll` for POLLOUT. The end of the connection ends
-    /// that, too.
-    pub fn make_unwritable(&self, socket: BorrowedFd<'_>) -> bool {
-        for _ in 0..FILLERS_MAX {
-            if !is_writable(socket) {
-                break;
-            }
-            // It fits, since the socket is writable. If the far end is gone, it is so for ever.
-            if send(socket, &FILLER, QUIET).is_err() {
-                break;
-            }
-        }
-        // The gateway looks at the socket when it comes, and when half of the ring is free: at that
-        // time it may have looked before, and what has just come is there for the next time.
-        fence(SeqCst);
-        self.room() == 0
-    }
-
-    /// The program sends no more: `shutdown` for writing. The kernel must not be told, since a kick
-    /// needs the socket; the gateway is.
-    pub fn finish(&self, socket: BorrowedFd<'_>) {
-        self.word(Word::Finished).store(1, SeqCst);
-        fence(SeqCst);
-        self.kick_if_asleep(socket);
     }
 
     /// Wakes the gateway, unless it looks at the rings anyway.
@@ -440,7 +226,7 @@ impl Application {
         }
     }
 
-    fn word(&self, word: Word) -> &AtomicU32 {
+    pub(crate) fn word(&self, word: Word) -> &AtomicU32 {
         self.segment.word(word)
     }
 
@@ -450,21 +236,5 @@ impl Application {
     }
 }
 
-fn is_writable(socket: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // Of a socket that is broken the caller's own poll says so.
-    poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents() == PollFlags::OUT
-}
-
 /// What does not wait, and raises no signal.
 const QUIET: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
-/// What no program with rings sends otherwise.
-const STRAY: u8 = 1;
-/// How often to look for a token that the gateway has promised.
-const TOKEN_LOOKS: u32 = 64;
-/// What makes a socket unwritable: more than a quarter of its buffer (`unix_writable`). The rest of
-/// the buffer is for kicks.
-static FILLER: [u8; FILLER_LEN] = [0; FILLER_LEN];
-/// So often filler is sent at most: a gateway may take it out meanwhile.
-const FILLERS_MAX: u32 = 3;

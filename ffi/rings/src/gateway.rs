@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 
@@ -51,6 +52,10 @@ pub struct Gateway {
     is_closed: AtomicBool,
     /// Whether whoever watches the ring, or has taken the token, is missed.
     misses: AtomicBool,
+    /// The poller that watches the socket; zero is none.
+    poller: AtomicU32,
+    /// How its program and that of another connection pass bytes without us, if they may.
+    passage: OnceLock<Passage>,
 }
 
 // SAFETY: the segment is an address of the mapping, which belongs to the process and not to a
@@ -70,7 +75,7 @@ pub struct News {
     pub readable: bool,
     /// There is room that was waited for.
     pub writable: bool,
-    /// The application wants a token.
+    /// The application wants a token, or something else that [`serve`](Gateway::serve) does.
     pub wants_token: bool,
 }
 
@@ -110,6 +115,8 @@ impl Gateway {
             key: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             misses: AtomicBool::new(false),
+            poller: zero(),
+            passage: OnceLock::new(),
         })
     }
 
@@ -132,12 +139,23 @@ impl Gateway {
         Ok(sockopt::set_socket_send_buffer_size(app, SOCKET_BUFFER / 2)?)
     }
 
-    /// Notes what the poller calls the stream.
-    pub fn set_key(&self, key: u64) {
+    /// A poller with this number watches the socket from now on, and calls the stream `key`.
+    pub fn set_key(&self, poller: u32, key: u64) {
+        self.poller.store(poller, Relaxed);
         self.key.store(key, Relaxed);
         // Whoever watches it from now on has seen nothing.
         self.seen.store(self.tail.load(Relaxed), Relaxed);
         self.knows_end.store(false, Relaxed);
+    }
+
+    /// The poller watches it no longer.
+    pub fn forget_key(&self) {
+        self.poller.store(0, Relaxed);
+    }
+
+    /// Whether the poller with this number watches the socket.
+    pub fn is_watched_by(&self, poller: u32) -> bool {
+        self.poller.load(Relaxed) == poller
     }
 
     /// What the poller calls the stream.
@@ -280,7 +298,7 @@ impl Gateway {
         News {
             readable: has_bytes || has_end,
             writable: self.finds_room(),
-            wants_token: self.word(Word::WantsToken).load(Acquire) != 0,
+            wants_token: self.word(Word::WantsToken).load(Acquire) != 0 || self.is_to_serve(),
         }
     }
 
@@ -327,7 +345,7 @@ impl Gateway {
     /// thread that watched the ring, or took the token, was killed: [`serve`](Self::serve) sees to
     /// that.
     pub fn has_unread(&self) -> bool {
-        self.unread().is_ok_and(|unread| unread > 0)
+        self.unread().is_ok_and(|unread| unread > 0) || self.short_unread() > 0
     }
 
     fn has_token(&self) -> bool {
@@ -337,7 +355,8 @@ impl Gateway {
     /// Where the bytes begin that the application has not taken, if there are some.
     pub fn unread_at(&self) -> Option<u32> {
         let is_any = self.has_unread();
-        is_any.then(|| self.freed.load(Relaxed))
+        let short = self.word(Word::ShortTail).load(Relaxed);
+        is_any.then(|| self.freed.load(Relaxed).wrapping_add(short))
     }
 
     /// Whoever watches the ring does not read. The next [`serve`](Self::serve) sends a token.
@@ -362,6 +381,7 @@ impl Gateway {
     /// The connection is over, and it does not matter how the program sees that.
     pub fn mark_closed(&self) {
         self.is_closed.store(true, Relaxed);
+        self.note_total();
         self.word(Word::Closed).store(1, SeqCst);
     }
 
@@ -401,7 +421,10 @@ impl From<Broken> for io::Error {
     }
 }
 
+mod passage;
 mod socket;
+
+use self::passage::Passage;
 
 #[cfg(test)]
 mod tests;

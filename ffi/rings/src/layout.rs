@@ -43,6 +43,15 @@ pub(crate) enum Word {
     Ended,
     Closed,
     Writing,
+    Offered,
+    Joined,
+    Turned,
+    ShortHead,
+    ShortRounds,
+    ShortTail,
+    Abandoned,
+    UsesLeft,
+    User,
 }
 
 /// Bytes of a ring that lie behind one another, by address.
@@ -155,19 +164,27 @@ impl Segment {
     ///
     /// If that is more than the ring has.
     pub(crate) fn runs(&self, ring: Ring, index: u32, count: u32) -> [Run; 2] {
-        let len = self.len_of(ring);
-        assert!(count <= len);
-        let start = self.start_of(ring);
-        let from = index & (len - 1);
-        let first = count.min(len - from);
-        let piece = |at: u32, len: u32| {
-            let address = self.base.as_ptr().wrapping_add(start + at as usize);
-            // Within a mapping no address is zero.
-            let base = NonNull::new(address).unwrap_or(NonNull::dangling());
-            Run { base, len: len as usize }
-        };
-        [piece(from, first), piece(0, count - first)]
+        let start = self.base.as_ptr().wrapping_add(self.start_of(ring));
+        runs_of((start, self.len_of(ring)), index, count)
     }
+}
+
+/// The `count` bytes that begin at `index`, of a ring that begins at an address and has a length, a
+/// power of two: up to its end, and from its start.
+///
+/// # Panics
+///
+/// If that is more than the ring has.
+pub(crate) fn runs_of((start, len): (*mut u8, u32), index: u32, count: u32) -> [Run; 2] {
+    assert!(count <= len);
+    let from = index & (len - 1);
+    let first = count.min(len - from);
+    let piece = |at: u32, len: u32| {
+        // Within a mapping no address is zero.
+        let base = NonNull::new(start.wrapping_add(at as usize)).unwrap_or(NonNull::dangling());
+        Run { base, len: len as usize }
+    };
+    [piece(from, first), piece(0, count - first)]
 }
 
 /// What an application finds at the start of a memory: the lengths of its rings. None if it is not
@@ -185,7 +202,7 @@ pub(crate) unsafe fn read_preamble(base: NonNull<u8>) -> Option<(u32, u32)> {
     (magic == MAGIC && version == VERSION).then_some((send_len, receive_len))
 }
 
-const _: () = assert!((Word::Writing as usize + 1) * LINE <= HEADER_LEN);
+const _: () = assert!((Word::User as usize + 1) * LINE <= HEADER_LEN);
 
 #[cfg(test)]
 mod tests {

@@ -20,6 +20,7 @@
 //! | `ended` | gateway | it sends no more; the socket has ended, too |
 //! | `closed` | gateway | the connection is over; the number may be another file by now |
 //! | `writing` | application | the thread that does so now |
+//! | those behind it | both | how the two programs of one gateway leave it out: see [`Shortcut`] |
 //!
 //! A kick is a byte that the application sends by its socket, and zero. Whoever goes to sleep says
 //! so first and then looks at the rings again; whoever changes a word looks afterwards whether the
@@ -43,6 +44,9 @@ mod gateway;
 mod layout;
 mod lock;
 #[cfg(feature = "gateway")]
+mod program;
+mod shortcut;
+#[cfg(feature = "gateway")]
 mod span;
 mod transfer;
 
@@ -51,5 +55,8 @@ pub use application::Application;
 pub use gateway::{Broken, Gateway, News};
 pub use layout::RING_LEN;
 pub use lock::{Held, thread};
+#[cfg(feature = "gateway")]
+pub use program::Program;
+pub use shortcut::Shortcut;
 #[cfg(feature = "gateway")]
 pub use span::Span;

@@ -31,6 +31,9 @@ pub enum Held {
     ByThisThread,
     /// Nobody will give it back: of what the holder has copied, nobody knows how much is there.
     ForEver,
+    /// It can be had, but the bytes go by a [`Shortcut`](crate::Shortcut), which this process has
+    /// not mapped.
+    Unmapped,
 }
 
 impl<'a> Lock<'a> {

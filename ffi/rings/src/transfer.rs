@@ -32,7 +32,7 @@ impl Part {
 /// The parts have at least as many bytes, and are valid for writes, or for reads if the bytes go
 /// into the ring. The runs are valid for both.
 pub(crate) unsafe fn copy_between(
-    runs: &[Run; 2],
+    runs: &[Run],
     parts: &mut impl Iterator<Item = Part>,
     direction: Direction,
 ) {

@@ -13,8 +13,9 @@ use smcr_engine::Command;
 use smcr_rnic::Rnic;
 
 use super::Local;
+use crate::config;
 use crate::gateway::Gateway;
-use crate::groups::Pollers as _;
+use crate::groups::{Ends, Pollers as _};
 use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
 
@@ -24,6 +25,19 @@ pub(super) struct Shared {
     by_session: HashMap<Key, One>,
     /// How many have memory.
     with_rings: usize,
+    /// Those that have memory and are open over SMC-R, by the ends of the connection.
+    by_ends: HashMap<Ends, Key>,
+    /// How many have a shortcut, and how many have ever had one.
+    shortcuts: (usize, u64),
+}
+
+/// How the bytes of a program may go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wants {
+    /// By memory.
+    pub(super) rings: bool,
+    /// And past us.
+    pub(super) shortcut: bool,
 }
 
 #[derive(Debug)]
@@ -33,23 +47,32 @@ struct One {
     app: u64,
     /// The session is to be reset when nobody has that socket any more.
     resets: bool,
+    /// The user of the program, if its bytes may go past us.
+    shortens: Option<u32>,
+    /// The ends of its connection, once that is open over SMC-R.
+    ends: Option<Ends>,
+    /// Its program has asked for a shortcut to the other one, and has got it.
+    has_shortcut: bool,
 }
 
 impl Shared {
-    /// The program of a new session has the socket `app`; `wants_rings`: its bytes go by memory,
-    /// which is made. Returns false if there is none, or cannot be for want of descriptors: then
-    /// the bytes go by the socket.
-    pub(super) fn enter(&mut self, key: Key, app: &OwnedFd, wants_rings: bool) -> bool {
+    /// The program of a new session, of this user, has the socket `app`. If it wants rings, its
+    /// bytes go by memory, which is made. Returns false if there is none, or cannot be for want of
+    /// descriptors: then the bytes go by the socket.
+    pub(super) fn enter(&mut self, key: Key, app: &OwnedFd, wants: Wants, uid: u32) -> bool {
         let Ok(cookie) = socket_cookie(app) else { return false };
         let make = || {
             let rings = Rings::create()?;
             Rings::prepare(app.as_fd())?;
             Ok::<_, io::Error>(Arc::new(rings))
         };
-        let rings = if wants_rings { make().ok() } else { None };
+        let rings = if wants.rings { make().ok() } else { None };
         let has_rings = rings.is_some();
         self.with_rings += usize::from(has_rings);
-        self.by_session.insert(key, One { rings, app: cookie, resets: false });
+        let shortens = wants.shortcut.then_some(uid);
+        let (ends, resets, has_shortcut) = (None, false, false);
+        let one = One { rings, app: cookie, resets, shortens, ends, has_shortcut };
+        self.by_session.insert(key, one);
         has_rings
     }
 
@@ -84,12 +107,56 @@ impl Shared {
         self.by_session.get(&key).is_some_and(|one| one.resets)
     }
 
+    /// The session is open over SMC-R, and these are the ends of its connection. If the other one
+    /// is a session with memory, too, their programs may pass the bytes by themselves, as the door
+    /// says.
+    pub(super) fn opened(&mut self, key: Key, ends: Ends, door: &config::Door) {
+        let Some(one) = self.by_session.get_mut(&key) else { return };
+        let (Some(ours), Some(user)) = (one.rings.clone(), one.shortens) else { return };
+        one.ends = Some(ends);
+        self.by_ends.insert(ends, key);
+        let other = self.by_ends.get(&ends.turned()).and_then(|key| self.by_session.get(key));
+        if let Some(One { rings: Some(theirs), shortens: Some(other), .. }) = other
+            && door.shortcuts.are_for(user, *other)
+        {
+            Rings::offer_shortcut(&ours, theirs, door.shortcut_after);
+        }
+    }
+
     /// The session is over.
     pub(super) fn forget(&mut self, key: Key) {
-        if let Some(rings) = self.by_session.remove(&key).and_then(|one| one.rings) {
+        let Some(One { rings, ends, has_shortcut, .. }) = self.by_session.remove(&key) else {
+            return;
+        };
+        self.shortcuts.0 -= usize::from(has_shortcut);
+        if let Some(ends) = ends {
+            self.by_ends.remove(&ends);
+        }
+        if let Some(rings) = rings {
             rings.mark_closed();
             self.with_rings -= 1;
         }
+    }
+
+    /// The user of the program of a session, if its bytes may go past us.
+    pub(super) fn shortens(&self, key: Key) -> Option<u32> {
+        self.by_session.get(&key)?.shortens
+    }
+
+    /// What the program of a session maps that was offered a shortcut, and brings `socket`.
+    pub(super) fn shortcut_of(&mut self, key: Key, socket: &OwnedFd) -> Option<Arc<Rings>> {
+        let is_its = self.is_socket_of(key, socket);
+        let one = self.by_session.get_mut(&key).filter(|_| is_its)?;
+        let rings = one.rings.clone().filter(|rings| rings.shortcut_memory().is_ok())?;
+        if !std::mem::replace(&mut one.has_shortcut, true) {
+            self.shortcuts = (self.shortcuts.0 + 1, self.shortcuts.1 + 1);
+        }
+        Some(rings)
+    }
+
+    /// How many sessions have a shortcut, and how many have ever had one.
+    pub(super) fn shortcuts(&self) -> (usize, u64) {
+        self.shortcuts
     }
 
     /// How many sessions have memory.
@@ -107,6 +174,16 @@ impl Local {
         self.door.answer_with(caller, reply, &all);
     }
 
+    /// Closes what a program has brought as the socket of this session. If it is that, it is our
+    /// own, in which nothing lies that takes long to close: it is closed here, and before the
+    /// answer, so that the program's end is not late.
+    fn close(&self, key: Key, socket: OwnedFd) {
+        match self.shared.is_socket_of(key, &socket) {
+            true => drop(socket),
+            false => self.door.close(socket),
+        }
+    }
+
     /// The memory of the session `key`, if its bytes go by such.
     pub(in crate::gateway) fn rings_of(&self, key: Key) -> Option<Arc<Rings>> {
         self.shared.of(key)
@@ -115,6 +192,16 @@ impl Local {
     /// How many sessions have such memory.
     pub(in crate::gateway) fn rings(&self) -> usize {
         self.shared.with_rings()
+    }
+
+    /// How many sessions have a shortcut to another one, and how many have ever had one.
+    pub(in crate::gateway) fn shortcuts(&self) -> (usize, u64) {
+        self.shared.shortcuts()
+    }
+
+    /// The session `key` is open over SMC-R, between these ends.
+    pub(in crate::gateway) fn opened(&mut self, key: Key, ends: Ends) {
+        self.shared.opened(key, ends, self.door.config());
     }
 
     /// Whether a program wants the session `key` reset when nobody has its socket any more.
@@ -130,26 +217,57 @@ impl Local {
 
 impl<N: Rnic> Gateway<N> {
     /// A program has the socket of a connection whose bytes go by shared memory, and wants that.
-    pub(super) fn attach(&mut self, caller: Key, connection: u64, socket: OwnedFd) {
+    /// If it knows of no shortcuts, it must not if it was offered one.
+    pub(super) fn attach(
+        &mut self,
+        caller: Key,
+        (connection, shortcut): (u64, bool),
+        socket: OwnedFd,
+    ) {
         let local = self.local.as_mut().expect(super::ASKED_AT_THE_DOOR);
         let key = super::key_of(connection);
         let is_its = local.shared.is_socket_of(key, &socket);
+        let is_offered = local.shared.of(key).is_some_and(|rings| rings.is_offered_shortcut());
+        let is_its = is_its && (shortcut || !is_offered);
+        local.close(key, socket);
         match is_its.then(|| local.shared.memory_of(key)).flatten() {
             Some(memory) => {
                 local.door.answer_with(caller, Reply::Switch { rings: true }, &[memory]);
             }
             None => drop(local.door.answer(caller, Reply::Leave { seconds: 0 }, None)),
         }
-        local.door.close(socket);
+    }
+
+    /// A program has the socket of a connection, and wants the shortcut that it was offered.
+    pub(super) fn give_shortcut(&mut self, caller: Key, connection: u64, socket: OwnedFd) {
+        let local = self.local.as_mut().expect(super::ASKED_AT_THE_DOOR);
+        let key = super::key_of(connection);
+        let user = local.door.caller(caller).map(|caller| caller.process.uid);
+        let may = |owner: u32| {
+            user.is_some_and(|user| local.door.config().shortcuts.are_for(user, owner))
+        };
+        let may = local.shared.shortens(key).is_some_and(may);
+        let rings = if may { local.shared.shortcut_of(key, &socket) } else { None };
+        local.close(key, socket);
+        match rings.as_ref().and_then(|rings| rings.shortcut_memory().ok()) {
+            Some(memory) => {
+                local.door.answer_with(caller, Reply::Switch { rings: true }, &[memory]);
+            }
+            None => drop(local.door.answer(caller, Reply::Leave { seconds: 0 }, None)),
+        }
     }
 
     /// A program that has `socket` closes it, and wants the connection `key` reset when nobody has
     /// that any more. Nothing happens if that is another one.
-    pub(super) fn reset_for(&mut self, key: Key, socket: &OwnedFd) {
+    pub(super) fn reset_for(&mut self, caller: Key, key: Key, socket: OwnedFd) {
         let local = self.local.as_mut().expect(super::ASKED_AT_THE_DOOR);
-        if local.shared.reset_at_end(key, socket) {
+        let is_its = local.shared.reset_at_end(key, &socket);
+        local.close(key, socket);
+        if is_its {
             self.reset_at_end(key);
         }
+        let local = self.local.as_mut().expect(super::ASKED_AT_THE_DOOR);
+        local.door.answer(caller, Reply::Done, None);
     }
 
     /// Has the connection `key` reset when nobody has its program's socket any more, if a program
@@ -179,6 +297,8 @@ impl<N: Rnic> Gateway<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Shortcuts;
+    use crate::groups::PortId;
     use crate::local;
 
     /// A program that knows the number of somebody's connection must not read its bytes, nor reset
@@ -189,7 +309,8 @@ mod tests {
         let (_near, app) = local::stream().unwrap();
         let (_, stranger) = local::stream().unwrap();
         let mut shared = Shared::default();
-        assert!(shared.enter(key, &app, true) && shared.with_rings() == 1);
+        let [with, without] = [true, false].map(|rings| Wants { rings, shortcut: rings });
+        assert!(shared.enter(key, &app, with, 0) && shared.with_rings() == 1);
         let copy = app.try_clone().unwrap();
         assert!(shared.is_socket_of(key, &copy) && shared.memory_of(key).is_some());
         assert!(!shared.is_socket_of(key, &stranger));
@@ -198,10 +319,69 @@ mod tests {
         shared.forget(key);
         assert!(rings.is_closed() && shared.of(key).is_none() && shared.with_rings() == 0);
         assert!(shared.memory_of(key).is_none());
-        assert!(!shared.enter(other, &app, false) && shared.is_socket_of(other, &app));
+        assert!(!shared.enter(other, &app, without, 0) && shared.is_socket_of(other, &app));
         assert!(!shared.reset_at_end(other, &stranger) && !shared.resets(other));
         assert!(shared.reset_at_end(other, &copy) && shared.resets(other));
         shared.forget(other);
         assert!(!shared.is_socket_of(other, &app));
+    }
+
+    /// A program must get the bytes of nobody but the one that it is connected to.
+    #[test]
+    fn both_ends_of_a_connection_and_no_others_get_a_shortcut() {
+        let wants = Wants { rings: true, shortcut: true };
+        let rings_of = |shared: &Shared, at: u32| shared.of(key(at)).unwrap();
+        let offered = |shared: &Shared, one, other| {
+            let other = rings_of(shared, other);
+            rings_of(shared, one).other_end().is_some_and(|it| Arc::ptr_eq(&it, &other))
+        };
+        for (shortcuts, other_user, is_offered) in [
+            (Shortcuts::SameUser, 0, true),
+            (Shortcuts::SameUser, 7, false),
+            (Shortcuts::Always, 7, true),
+            (Shortcuts::Never, 0, false),
+        ] {
+            let (mut shared, mut sockets) = (Shared::default(), Vec::new());
+            for (at, user) in [(1, 0), (2, other_user), (3, 0), (4, 0)] {
+                let (near, app) = local::stream().unwrap();
+                assert!(shared.enter(key(at), &app, wants, user));
+                sockets.push((near, app));
+            }
+            let door = door(shortcuts);
+            shared.opened(key(3), ends(0, (5, 9), (6, 8)), &door);
+            // The same numbers, the other way round, and another poller.
+            shared.opened(key(4), ends(1, (6, 8), (5, 9)), &door);
+            shared.opened(key(1), ends(0, (5, 1), (6, 2)), &door);
+            assert!(!offered(&shared, 1, 3) && !offered(&shared, 3, 4));
+            shared.opened(key(2), ends(0, (6, 2), (5, 1)), &door);
+            assert_eq!((offered(&shared, 1, 2), offered(&shared, 2, 1)), (is_offered, is_offered));
+            assert!(rings_of(&shared, 3).other_end().is_none());
+            let given = [&sockets[0].1, &sockets[2].1].map(|app| shared.shortcut_of(key(1), app));
+            assert_eq!(given.map(|it| it.is_some()), [is_offered, false], "not with another's");
+            assert_eq!(shared.shortcuts(), (usize::from(is_offered), u64::from(is_offered)));
+            (1..=4).for_each(|at| shared.forget(key(at)));
+            assert!(shared.by_ends.is_empty() && shared.shortcuts.0 == 0);
+        }
+    }
+
+    fn key(index: u32) -> Key {
+        Key { index, generation: 1 }
+    }
+
+    /// A connection between two queue pairs, with two tokens.
+    fn ends(port: usize, ours: (u32, u32), theirs: (u32, u32)) -> Ends {
+        Ends::between(PortId(port), ours, theirs)
+    }
+
+    fn door(shortcuts: Shortcuts) -> config::Door {
+        config::Door {
+            socket: "door".into(),
+            uids: Vec::new(),
+            gids: Vec::new(),
+            connections_per_process: 10,
+            rings: true,
+            shortcuts,
+            shortcut_after: 0,
+        }
     }
 }

@@ -15,6 +15,8 @@ use crate::mailbox::Waker;
 use crate::near::Near;
 use crate::streams::Streams;
 
+mod shortcut;
+
 const TOO_LONG: Duration = Duration::from_secs(20);
 
 /// A program.

@@ -12,6 +12,7 @@
 //! - `held`: CDC messages that came too early.
 //! - `pace`: how fast it may carry bytes.
 
+mod bypassed;
 mod crossing;
 mod drain;
 mod fill;
@@ -56,6 +57,8 @@ pub(crate) struct Relay<T> {
     /// Why it ends, if it is not because both applications have finished.
     pub(crate) ending: Option<Ending>,
     pub(crate) tally: Tally,
+    /// What has passed us by, at the last look: from the near socket's application, and to it.
+    pub(crate) bypassed: (u64, u64),
     /// How often it changed its link.
     pub(crate) failovers: u32,
     pub(crate) pace: Pace,
@@ -123,6 +126,7 @@ impl<T> Relay<T> {
             far,
             ending: None,
             tally: Tally::default(),
+            bypassed: (0, 0),
             failovers: 0,
             pace,
             queued: Queued::nowhere(id.slot),
@@ -137,7 +141,7 @@ impl<T> Relay<T> {
             Some(near) if near.eof || near.finished => Stage::HalfClosed,
             Some(_) => Stage::Active,
         };
-        let Tally { bytes_in, bytes_out, .. } = self.tally;
+        let Tally { bytes_in, bytes_out, .. } = self.whole_tally();
         let (failovers, paced) = (self.failovers, self.pace.is_waiting());
         Reading { bytes_in, bytes_out, failovers, stage, paced }
     }

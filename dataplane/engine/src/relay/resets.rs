@@ -57,6 +57,7 @@ impl<T> Relay<T> {
     /// Lets the application see a reset, unless it has seen the end of both directions: then it has
     /// lost nothing.
     fn drop_near(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) {
+        self.note_bypassed(turn.now, turn.streams, turn.counters);
         if let Some(near) = self.near.take()
             && !near.is_done()
         {

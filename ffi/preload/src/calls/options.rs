@@ -9,7 +9,7 @@ use crate::address::Raw;
 use crate::ringed::is_ringed;
 use crate::settle::settle;
 use crate::table::{Flag, Kind, TABLE};
-use crate::{name, options, real, ringed, stream, sys};
+use crate::{attach, name, options, real, ringed, stream, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getsockname(
@@ -147,7 +147,7 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: Ioctl, argument: *mut c_vo
     if !is_ringed(fd) {
         return real();
     }
-    match ringed::rings_of(fd) {
+    match attach::rings_of(fd) {
         Ok((used, _)) => {
             let count = if is_unread { used.rings.readable() } else { used.rings.unsent() };
             // SAFETY: it is not null, so the caller promises that a number can be written.

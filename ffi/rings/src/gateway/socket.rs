@@ -12,6 +12,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::Gateway;
 use crate::layout::{FILLER_LEN, Ring, Word};
+use crate::shortcut::Item;
 
 impl Gateway {
     /// Makes the application's socket readable.
@@ -21,6 +22,8 @@ impl Gateway {
     /// If the socket is broken.
     pub(super) fn send_token(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         if self.word(Word::Token).swap(1, SeqCst) == 0 {
+            // Before it is sent: whoever takes it says that there is none.
+            self.tell_other(Word::Token, Item::Token);
             match send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 // If the socket is full of them, it is readable.
                 Ok(_) | Err(Errno::AGAIN) => {}
@@ -40,14 +43,17 @@ impl Gateway {
     pub fn hear(&self, socket: BorrowedFd<'_>, is_ending: bool) -> bool {
         if is_ending {
             self.ending.store(true, Relaxed);
+            self.say_abandoned();
         }
         // What comes now may be filler, and the program is to wait until half of the ring is free.
         // But kicks need room, too: where there is much, it may find out again that it is full.
         let half = self.segment.len_of(Ring::Send) / 2;
-        let is_full = self.readable().is_ok_and(|filled| filled > half);
+        let is_full = self.readable().is_ok_and(|filled| filled > half) || self.is_short_full();
         let left = self.left.fetch_add(1, Relaxed);
         if !is_full || left >= LEFT_MAX || has_more_than_filler(socket) {
             self.drain(socket);
+        } else {
+            self.note_blocked();
         }
         self.serve(socket);
         is_ending || !self.waits.load(Relaxed) || self.finds_room()
@@ -57,7 +63,8 @@ impl Gateway {
     /// the rings by himself, and [`drain`](Self::drain).
     pub fn must_drain(&self) -> bool {
         let filled = self.seen.load(Relaxed).wrapping_sub(self.tail.load(Relaxed));
-        self.left.load(Relaxed) > 0 && filled <= self.segment.len_of(Ring::Send) / 2
+        let is_full = || filled > self.segment.len_of(Ring::Send) / 2 || self.is_short_full();
+        self.left.load(Relaxed) > 0 && !is_full()
     }
 
     /// Whether the socket has reported its end, or an error.
@@ -68,10 +75,16 @@ impl Gateway {
     /// Sends a token if the application wants one, or if it lacks one and nobody watches the ring.
     pub fn serve(&self, socket: BorrowedFd<'_>) {
         let wants = self.word(Word::WantsToken);
-        let is_wanted = wants.load(SeqCst) != 0;
+        let mut is_wanted = wants.load(SeqCst) != 0;
         if is_wanted {
             wants.store(0, SeqCst);
             fence(SeqCst);
+        }
+        self.settle_room();
+        if self.lacks_token() {
+            is_wanted = true;
+            // What the other program knows of that may be old.
+            self.tell_other(Word::Spinning, Item::Watched);
         }
         let is_missed = self.misses.swap(false, Relaxed) || !self.is_awake();
         if !self.has_unread() || !(is_wanted || is_missed) {
@@ -81,9 +94,11 @@ impl Gateway {
         if is_missed {
             if self.has_token() && is_taken(socket) {
                 self.word(Word::Token).store(0, SeqCst);
+                self.tell_other(Word::Token, Item::Token);
             }
             // Whoever watches has not looked for long: he may be gone.
             self.word(Word::Spinning).store(0, SeqCst);
+            self.tell_other(Word::Spinning, Item::Watched);
         }
         // A socket that is broken reports that itself.
         let _ = self.send_token(socket);
@@ -91,7 +106,8 @@ impl Gateway {
 
     /// Whether the application is gone, and has left bytes unread: TCP resets the connection then.
     pub fn has_dropped_bytes(&self, socket: BorrowedFd<'_>) -> bool {
-        self.ending.load(Relaxed) && self.unread() != Ok(0) && is_hung_up(socket)
+        let is_any = || self.unread() != Ok(0) || self.has_short_untaken();
+        self.ending.load(Relaxed) && is_any() && is_hung_up(socket)
     }
 
     /// Whether the socket has ended. Takes what lies in it.
@@ -127,7 +143,7 @@ impl Gateway {
     }
 }
 
-fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+pub(super) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)

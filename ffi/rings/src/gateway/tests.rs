@@ -15,6 +15,7 @@ use crate::{Application, Held, thread};
 
 mod ends;
 mod hostile;
+mod shortcut;
 
 /// A connection: the gateway's socket and rings, and the application's.
 struct Pair {
