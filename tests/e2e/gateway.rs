@@ -412,12 +412,22 @@ pub(crate) struct Totals {
     #[serde(default)]
     pub(crate) groups_out_of_sync: u64,
     pub(crate) rmbe_conflicts: u64,
+    #[serde(default)]
+    pub(crate) shortcuts: u64,
+    #[serde(default)]
+    pub(crate) bytes_in: u64,
+    #[serde(default)]
+    pub(crate) bytes_out: u64,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Active {
     pub(crate) smc: u64,
     pub(crate) tcp: u64,
+    #[serde(default)]
+    pub(crate) rings: u64,
+    #[serde(default)]
+    pub(crate) shortcuts: u64,
     #[serde(default)]
     pub(crate) connecting: u64,
     #[serde(default)]

@@ -11,6 +11,7 @@
 mod churn;
 mod kinds;
 mod programs;
+mod within;
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -105,8 +106,9 @@ impl Site {
         let mut command_b = command(b, "server", server);
         let mut process = Process::start(b, logs, &name_of("server"), &mut command_b);
         wait_for_listener(b, server.at);
-        let mut command_a = command(a, "client", client);
-        let seen = run(&self.hosts, a, &name_of("client"), LIMIT, &mut command_a);
+        let near = if client.is_neighbour { b } else { a };
+        let mut command_a = command(near, "client", client);
+        let seen = run(&self.hosts, near, &name_of("client"), LIMIT, &mut command_a);
         assert!(process.wait(LIMIT).success(), "{}\n{}", process.log(), seen.stderr);
         let said = fs::read_to_string(logs.join(format!("{}.out", name_of("server"))));
         (seen.expect_success(name), said.expect("it has an output"))
@@ -131,11 +133,13 @@ struct Player<'a> {
     at: SocketAddrV4,
     /// What kind of socket it asks for.
     asks_for: &'a str,
+    /// The client is on the server's host.
+    is_neighbour: bool,
 }
 
 impl Player<'_> {
     fn plain(at: SocketAddrV4) -> Self {
-        Player { preload: None, at, asks_for: "" }
+        Player { preload: None, at, asks_for: "", is_neighbour: false }
     }
 
     fn preloaded(at: SocketAddrV4) -> Self {

@@ -61,3 +61,8 @@ fn door() {
 fn rings() {
     replay("rings", targets::rings::run);
 }
+
+#[test]
+fn shortcut() {
+    replay("shortcut", targets::shortcut::run);
+}

@@ -13,17 +13,17 @@ use crate::hosts::{Host, Hosts};
 use crate::process::{Process, run, wait_for_listener};
 
 /// A program at both ends, as scripts of bash; `$at` and `$port` are where the server is.
-struct Program {
-    name: &'static str,
-    port: u16,
-    server: &'static str,
+pub(super) struct Program {
+    pub(super) name: &'static str,
+    pub(super) port: u16,
+    pub(super) server: &'static str,
     /// What it prints must not depend on what carries the connections.
-    client: &'static str,
+    pub(super) client: &'static str,
     /// So many connections a client makes, at least.
-    connections: u64,
+    pub(super) connections: u64,
 }
 
-const PROGRAMS: [Program; 9] = [
+pub(super) const PROGRAMS: [Program; 9] = [
     Program {
         name: "nginx",
         port: 8001,
@@ -208,7 +208,7 @@ fn play(test: &str, how: Preload, is_played: impl Fn(&Program) -> bool) {
 }
 
 /// A script that runs in a folder of its own, with the library of `host` or without.
-fn script(
+pub(super) fn script(
     site: &Site,
     text: &str,
     preload: Option<(&Host, Preload)>,
@@ -232,7 +232,7 @@ fn folder(site: &Site) -> PathBuf {
 }
 
 /// Writes what the scripts need, one folder above theirs.
-fn prepare(site: &Site) {
+pub(super) fn prepare(site: &Site) {
     let folder = folder(site);
     fs::create_dir_all(&folder).expect("the directory is ours");
     for (name, text) in [

@@ -478,7 +478,7 @@ def other_program_goes_on(x):
 
 
 def echo_and_reset(x):
-    x.s.sendall(x.s.recv(10)); time.sleep(0.1); x.reset()
+    x.s.sendall(x.s.recv(10)); time.sleep(0.3); x.reset()
 
 
 scenario(other_program_goes_on, echo_and_reset)

@@ -12,6 +12,7 @@ pub mod llc;
 pub mod pcap;
 pub mod rings;
 pub mod roce;
+pub mod shortcut;
 
 /// Bytes that are taken from the front.
 #[derive(Clone, Copy, Debug)]
