@@ -362,6 +362,8 @@ pub(crate) struct Stats {
     pub(crate) memory: Memory,
     pub(crate) link_groups: Vec<LinkGroup>,
     pub(crate) pollers: Vec<Poller>,
+    #[serde(default)]
+    pub(crate) listeners: Vec<Listener>,
 }
 
 impl Stats {
@@ -369,6 +371,12 @@ impl Stats {
     pub(crate) fn counter(&self, name: &str) -> u64 {
         self.pollers.iter().map(|poller| poller.counters[name]).sum()
     }
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Listener {
+    pub(crate) name: String,
+    pub(crate) bind: String,
 }
 
 #[derive(Debug, Deserialize)]

@@ -10,7 +10,7 @@ use super::ByTransport;
 pub struct Listener {
     /// Its name in the configuration.
     pub name: String,
-    /// The address it is bound to.
+    /// The address it is bound to; of local programs, the Unix socket by which they come in.
     pub bind: String,
     /// `tcp` or `smc`.
     pub accept: String,

@@ -56,6 +56,10 @@ fn smoke_preload_fidelity_within_a_host() {
     let (totals, active) = (gateway.stats().totals, gateway.stats().active);
     assert!(totals.shortcuts > scenarios, "{totals:?}");
     assert_eq!((active.rings, active.shortcuts), (0, 0));
+    let listeners = gateway.stats().listeners;
+    let door = site.door(b).display().to_string();
+    let rows: Vec<_> = listeners.iter().map(|it| (&*it.name, &*it.bind)).collect();
+    assert_eq!(rows, [("local-connect", &*door), ("local-accept", &*door)]);
 }
 
 /// Programs that everybody has say the same as over TCP.

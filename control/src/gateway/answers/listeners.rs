@@ -14,11 +14,17 @@ impl<N: Rnic> Gateway<N> {
     /// One row for each listener that has connections or may have some.
     pub(super) fn listener_rows(&self, now: Instant) -> Vec<Listener> {
         let there = self.listeners.iter().filter(|one| !one.is_gone());
-        there.map(|one| listener_row(now, one)).collect()
+        // Programs with the preload library come in by a door, and by no address.
+        let door = self.config.local.door.as_ref().map(|door| door.socket.display().to_string());
+        let where_at = |one: &ListenerAtWork| match &door {
+            Some(door) if one.local => door.clone(),
+            Some(_) | None => one.config.bind.to_string(),
+        };
+        there.map(|one| listener_row(now, one, where_at(one))).collect()
     }
 }
 
-fn listener_row(now: Instant, listener: &ListenerAtWork) -> Listener {
+fn listener_row(now: Instant, listener: &ListenerAtWork, bind: String) -> Listener {
     let target = |target: &Target| Upstream {
         address: target.address.to_string(),
         state: target.state(now).to_owned(),
@@ -38,7 +44,7 @@ fn listener_row(now: Instant, listener: &ListenerAtWork) -> Listener {
     };
     Listener {
         name: listener.config.name.clone(),
-        bind: listener.config.bind.to_string(),
+        bind,
         accept: name(listener.config.accept),
         connect: name(listener.config.connect),
         upstream: listener.config.upstream.to_string(),
