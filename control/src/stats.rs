@@ -18,7 +18,8 @@ use tokio::sync::oneshot;
 
 pub use confinement::Confinement;
 pub use connections::{
-    Connection, ConnectionPage, ConnectionQuery, FallbackReason, Process, Sort, Transport,
+    Connection, ConnectionPage, ConnectionQuery, FallbackReason, Process, SharedMemory, Sort,
+    Transport,
 };
 pub use durations::{ByTransport, Durations, Spread};
 pub use history::{Columns, History, SAMPLE_EVERY, Sample};
@@ -371,6 +372,7 @@ pub(crate) mod tests {
             version: None,
             v2: None,
             process: None,
+            memory: None,
             age_s: 1.5,
         }
     }

@@ -261,7 +261,7 @@ impl<N: Rnic> Gateway<N> {
                     };
                     self.early_row(id, one.listener, [one.source, one.target], state)
                 }
-                Session::Open(open) => self.open_row(now, id, open),
+                Session::Open(open) => self.open_row(now, (id, key), open),
             }
         });
         rows.collect()
@@ -290,6 +290,7 @@ impl<N: Rnic> Gateway<N> {
             version: None,
             v2: None,
             process: None,
+            memory: None,
             age_s: 0.0,
         }
     }
@@ -346,7 +347,7 @@ impl<N: Rnic> Gateway<N> {
         })
     }
 
-    fn open_row(&self, now: Instant, id: u64, open: &Open) -> Connection {
+    fn open_row(&self, now: Instant, (id, key): (u64, Key), open: &Open) -> Connection {
         let listener = &self.listeners[usize::from(open.listener)];
         let [app, peer] = app_and_peer(listener, [open.source, open.target]);
         let member = self.endpoint.groups().member(open.connection);
@@ -376,6 +377,7 @@ impl<N: Rnic> Gateway<N> {
             version: row.map(version_of),
             v2: row.and_then(v2_row),
             process: open.process.as_deref().cloned(),
+            memory: self.local.as_ref().and_then(|local| local.memory_of(key)),
             age_s: now.since(open.came).as_secs_f64(),
         }
     }

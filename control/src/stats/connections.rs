@@ -71,8 +71,31 @@ pub struct Connection {
     /// The local program that has it by the preload library.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<Process>,
+    /// How that program passes its bytes; none if it is by a socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<SharedMemory>,
     /// Seconds since it was accepted.
     pub age_s: f64,
+}
+
+/// How a local program passes its bytes without a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SharedMemory {
+    /// By memory that it shares with the gateway.
+    Rings,
+    /// By memory that it may share with the program at the other end.
+    Shortcut,
+}
+
+impl SharedMemory {
+    /// What operators call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rings => "rings",
+            Self::Shortcut => "shortcut",
+        }
+    }
 }
 
 /// A local program.

@@ -18,6 +18,7 @@ use crate::gateway::Gateway;
 use crate::groups::{Ends, Pollers as _};
 use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
+use crate::stats::SharedMemory;
 
 /// What programs have of each connection, by session.
 #[derive(Debug, Default)]
@@ -154,6 +155,11 @@ impl Shared {
         Some(rings)
     }
 
+    /// Whether the program of a session has got a shortcut.
+    pub(super) fn has_shortcut(&self, key: Key) -> bool {
+        self.by_session.get(&key).is_some_and(|one| one.has_shortcut)
+    }
+
     /// How many sessions have a shortcut, and how many have ever had one.
     pub(super) fn shortcuts(&self) -> (usize, u64) {
         self.shortcuts
@@ -187,6 +193,16 @@ impl Local {
     /// The memory of the session `key`, if its bytes go by such.
     pub(in crate::gateway) fn rings_of(&self, key: Key) -> Option<Arc<Rings>> {
         self.shared.of(key)
+    }
+
+    /// How the program of the session `key` passes its bytes; none if it is by a socket.
+    pub(in crate::gateway) fn memory_of(&self, key: Key) -> Option<SharedMemory> {
+        let has_rings = self.shared.of(key).is_some();
+        let memory = match self.shared.has_shortcut(key) {
+            true => SharedMemory::Shortcut,
+            false => SharedMemory::Rings,
+        };
+        has_rings.then_some(memory)
     }
 
     /// How many sessions have such memory.

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::stats::{
-    Confinement, Connection, ConnectionPage, GroupV2, Link, LinkGroup, Process, Rnic, Stats,
-    Transport,
+    Confinement, Connection, ConnectionPage, GroupV2, Link, LinkGroup, Process, Rnic, SharedMemory,
+    Stats, Transport,
 };
 
 /// All of the statistics, one paragraph per subject; subjects without rows are left out.
@@ -248,13 +248,14 @@ fn connection_row(it: &Connection) -> Vec<String> {
         it.v2.as_ref().map_or("-".to_owned(), |v2| or_dash(&v2.eid)),
         host_text(it.v2.as_ref()),
         reason,
-        it.process.as_ref().map_or("-".to_owned(), process_text),
+        it.process.as_ref().map_or("-".to_owned(), |process| process_text(process, it.memory)),
     ]
 }
 
-/// A local program, as `ps` would name it.
-fn process_text(Process { pid, command, .. }: &Process) -> String {
-    format!("{pid}/{}", or_dash(command))
+/// A local program, as `ps` would name it, and how it passes its bytes if not by a socket.
+fn process_text(Process { pid, command, .. }: &Process, memory: Option<SharedMemory>) -> String {
+    let memory = memory.map_or(String::new(), |memory| format!(" ({})", memory.name()));
+    format!("{pid}/{}{memory}", or_dash(command))
 }
 
 /// Version and, where there is one, release: `1`, `2.0`, `2.1`.
@@ -359,6 +360,7 @@ mod tests {
             ..GroupV2::default()
         });
         smc.process = Some(Process { pid: 7, uid: 0, command: "nginx".to_owned() });
+        smc.memory = Some(SharedMemory::Shortcut);
         let mut tcp = row(20, "from-a", Transport::Tcp);
         tcp.fallback =
             Some(FallbackReason { code: 0x0301_0000, name: "peer has no SMC option".to_owned() });
@@ -372,7 +374,7 @@ mod tests {
                 "ID TRANSPORT STATE LISTENER APP PEER IN OUT AGE LINK VERSION EID HOST REASON \
                  PROCESS",
                 "1 smc-r active to-b 127.0.0.1:40001 10.8.0.2:7002 1001 B 1.9 KiB 1.5s 3/2 2.1 \
-                 FLEET b (Linux) - 7/nginx",
+                 FLEET b (Linux) - 7/nginx (shortcut)",
                 "20 tcp active from-a 127.0.0.1:40020 10.8.0.2:7002 1020 B 1.9 KiB 1.5s - - - - \
                  0x03010000 peer has no SMC option -",
                 "2 of 9 connections, page 2",
