@@ -9,7 +9,7 @@ use super::janitor::Janitor;
 use super::namespaces::{ADDRESS_B, Host, Namespaces};
 use super::paths::{
     ADMIN, PRELOADED_PORT, Path, Pin, RINGED_PORT, Rnic, SERVER_PORT, haproxy_configuration,
-    nginx_configuration, nginx_stream_configuration, smcgate_configuration,
+    intercepting, nginx_configuration, nginx_stream_configuration, smcgate_configuration,
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
@@ -186,7 +186,8 @@ impl Bench {
             Path::Direct | Path::HostDirect => &mut [],
             Path::Haproxy => &mut self.haproxies,
             Path::Nginx => &mut self.nginxes,
-            Path::Smcgate(_) | Path::Preload(_) | Path::Rings(_) => &mut self.gateways,
+            Path::Smcgate(_) | Path::Intercepted => &mut self.gateways,
+            Path::Preload(_) | Path::Rings(_) => &mut self.gateways,
             Path::HostPreload | Path::HostRings => &mut self.gateways,
         }
     }
@@ -386,7 +387,10 @@ impl Bench {
             };
             let local = format!("[local]\ncongestion_control = \"{local}\"\n{door}");
             let poll = format!("policy = \"{idle_policy}\"\n{pin}\n{local}");
-            let text = smcgate_configuration(host, rnic, &poll, &folder);
+            let mut text = smcgate_configuration(host, rnic, &poll, &folder);
+            if host == Host::A && self.options.paths.contains(&Path::Intercepted) {
+                text += &intercepting();
+            }
             let file = self.folder.write(&format!("{name}.toml"), &text)?;
             let smcgate = self.options.smcgate.to_string_lossy();
             let argv = [&smcgate, "run", "-c", &file].map(str::to_owned);

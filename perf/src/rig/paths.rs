@@ -7,6 +7,7 @@
 //! | haproxy | 127.0.0.1:6100 + service | 10.8.0.2:6200 + service | 127.0.0.1:7010 + service |
 //! | nginx | 127.0.0.1:6300 + service | 10.8.0.2:6400 + service | 127.0.0.1:7010 + service |
 //! | smcgate | 127.0.0.1:7100 + service | 10.8.0.2:7200 + service | 127.0.0.1:7010 + service |
+//! | intercepted | 10.8.0.2:7200 + service | the same | 127.0.0.1:7010 + service |
 //! | preload | | | 10.8.0.2:8010 + service |
 //! | preload-rings | | | 10.8.0.2:8110 + service |
 //! | host-direct | | | 10.8.0.2:7010 + service |
@@ -53,6 +54,9 @@ pub(crate) enum Path {
     Nginx,
     /// smcgate in both namespaces, SMC-R between them over RNICs of this kind.
     Smcgate(Rnic),
+    /// The same gateways over `roce-udp`. The load connects to the far one, and eBPF leads its
+    /// connections to the near one.
+    Intercepted,
     /// The same gateways, with the preload library in load and server.
     Preload(Rnic),
     /// The same, and bytes go between program and gateway by rings in shared memory.
@@ -112,7 +116,7 @@ impl Ports {
 
 impl Path {
     /// All of them.
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Direct,
         Self::Haproxy,
         Self::Nginx,
@@ -121,6 +125,7 @@ impl Path {
         Self::Smcgate(Rnic::Packet),
         Self::Smcgate(Rnic::AfPacket),
         Self::Smcgate(Rnic::Memif),
+        Self::Intercepted,
         Self::Preload(Rnic::RoceUdp),
         Self::Preload(Rnic::Shm),
         Self::Rings(Rnic::RoceUdp),
@@ -135,6 +140,7 @@ impl Path {
         match self {
             Self::Direct | Self::HostDirect | Self::Haproxy | Self::Nginx => None,
             Self::HostPreload | Self::HostRings => Some(Rnic::Shm),
+            Self::Intercepted => Some(Rnic::RoceUdp),
             Self::Smcgate(rnic) | Self::Preload(rnic) | Self::Rings(rnic) => Some(rnic),
         }
     }
@@ -143,7 +149,7 @@ impl Path {
     pub(crate) fn server_port(self, service: Service) -> u16 {
         let first = match self {
             Self::Direct | Self::HostDirect => SERVER_PORT,
-            Self::Haproxy | Self::Nginx | Self::Smcgate(_) => SERVER_PORT,
+            Self::Haproxy | Self::Nginx | Self::Smcgate(_) | Self::Intercepted => SERVER_PORT,
             Self::Preload(_) | Self::HostPreload => PRELOADED_PORT,
             Self::Rings(_) | Self::HostRings => RINGED_PORT,
         };
@@ -159,7 +165,7 @@ impl Path {
     pub(crate) fn load_host(self) -> Host {
         match self {
             Self::HostDirect | Self::HostPreload | Self::HostRings => Host::B,
-            Self::Direct | Self::Haproxy | Self::Nginx => Host::A,
+            Self::Direct | Self::Haproxy | Self::Nginx | Self::Intercepted => Host::A,
             Self::Smcgate(_) | Self::Preload(_) | Self::Rings(_) => Host::A,
         }
     }
@@ -183,6 +189,7 @@ impl Path {
             Self::Haproxy => HAPROXY_PORTS.hop(Host::A, service).0,
             Self::Nginx => NGINX_PORTS.hop(Host::A, service).0,
             Self::Smcgate(_) => SMCGATE_PORTS.hop(Host::A, service).0,
+            Self::Intercepted => SMCGATE_PORTS.hop(Host::A, service).1,
         };
         address.parse().expect("made of constants")
     }
@@ -198,7 +205,7 @@ impl Path {
             Self::HostDirect | Self::HostPreload | Self::HostRings => return [None; 2],
             Self::Haproxy => HAPROXY_PORTS,
             Self::Nginx => NGINX_PORTS,
-            Self::Smcgate(_) => SMCGATE_PORTS,
+            Self::Smcgate(_) | Self::Intercepted => SMCGATE_PORTS,
         };
         [ports.a, ports.b].map(|first| Some(first + offset))
     }
@@ -258,6 +265,18 @@ impl Rnic {
     }
 }
 
+/// A listener to which eBPF leads the connections that go to the far gateway.
+pub(crate) fn intercepting() -> String {
+    let first = SMCGATE_PORTS.b;
+    format!(
+        "\n[[listener]]\nname = \"intercepted\"\nbind = \"127.0.0.1:{}\"\naccept = \"tcp\"\n\
+         connect = \"smc\"\nupstream = \"original-dst\"\nintercept = \"ebpf\"\n\
+         intercept_ports = [\"{first}-{}\"]\nintercept_networks = [\"{ADDRESS_B}/32\"]\n",
+        first - 1,
+        first + 99
+    )
+}
+
 /// The smcgate configuration of `host`. `poll` holds the keys of `[poll]`, and `folder` is for what
 /// both gateways share.
 pub(crate) fn smcgate_configuration(host: Host, rnic: Rnic, poll: &str, folder: &str) -> String {
@@ -310,6 +329,7 @@ impl fmt::Display for Path {
             Self::Preload(Rnic::Packet) => "preload-packet",
             Self::Preload(Rnic::AfPacket) => "preload-af-packet",
             Self::Preload(Rnic::Memif) => "preload-memif",
+            Self::Intercepted => "intercepted",
             Self::HostDirect => "host-direct",
             Self::HostPreload => "host-preload",
             Self::HostRings => "host-rings",
