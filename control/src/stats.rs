@@ -127,6 +127,8 @@ pub struct Totals {
     /// TCP connections beside SMC-R that were reset, because the peer did not end them within two
     /// seconds after the SMC-R connection ended, or because too many of them waited for that.
     pub tcp_cut_short: u64,
+    /// Connections of local programs whose bytes went by shared memory.
+    pub rings: u64,
     /// Ends of connections within this host whose program has asked to pass the bytes without the
     /// gateway.
     pub shortcuts: u64,

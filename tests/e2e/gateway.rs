@@ -421,6 +421,8 @@ pub(crate) struct Totals {
     pub(crate) groups_out_of_sync: u64,
     pub(crate) rmbe_conflicts: u64,
     #[serde(default)]
+    pub(crate) rings: u64,
+    #[serde(default)]
     pub(crate) shortcuts: u64,
     #[serde(default)]
     pub(crate) bytes_in: u64,

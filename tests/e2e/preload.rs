@@ -9,13 +9,14 @@
 //! may be no gateway. Whatever carries them, programs must see what they see over TCP.
 
 mod churn;
+mod elsewhere;
 mod kinds;
 mod programs;
 mod within;
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -130,7 +131,7 @@ enum Preload {
 /// One side of the table.
 struct Player<'a> {
     preload: Option<Preload>,
-    at: SocketAddrV4,
+    at: SocketAddr,
     /// What kind of socket it asks for.
     asks_for: &'a str,
     /// The client is on the server's host.
@@ -138,19 +139,19 @@ struct Player<'a> {
 }
 
 impl Player<'_> {
-    fn plain(at: SocketAddrV4) -> Self {
-        Player { preload: None, at, asks_for: "", is_neighbour: false }
+    fn plain(at: impl Into<SocketAddr>) -> Self {
+        Player { preload: None, at: at.into(), asks_for: "", is_neighbour: false }
     }
 
-    fn preloaded(at: SocketAddrV4) -> Self {
+    fn preloaded(at: impl Into<SocketAddr>) -> Self {
         Player { preload: Some(Preload::Sockets), ..Self::plain(at) }
     }
 
-    fn ringed(at: SocketAddrV4) -> Self {
+    fn ringed(at: impl Into<SocketAddr>) -> Self {
         Player { preload: Some(Preload::Sleeping), ..Self::plain(at) }
     }
 
-    fn spinning(at: SocketAddrV4) -> Self {
+    fn spinning(at: impl Into<SocketAddr>) -> Self {
         Player { preload: Some(Preload::Spinning), ..Self::plain(at) }
     }
 }
@@ -221,6 +222,9 @@ fn smoke_preload_fidelity() {
         // All but the one that nobody accepts.
         let wanted = 3 * (scenarios - 1) + 6 * (scenarios - 3);
         wait_until("all are counted", SETTLE_LIMIT, || carried(gateway).0 >= wanted);
+        // Each gateway has a program with rings in two of three ways.
+        let by_rings = 4 * (scenarios - 3);
+        assert!(gateway.stats().totals.rings >= by_rings, "{:?}", gateway.stats().totals);
     }
     // The same library, and a server without any gateway: every connection is the kernel's own.
     let (smc, _) = carried(&near);

@@ -1,7 +1,7 @@
 //! Programs that a test starts. Each has a time limit and a log, and ends with the test.
 
 use std::fs::{self, File};
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -124,10 +124,21 @@ pub(crate) fn run(
 }
 
 /// Waits until somebody on `host` listens on exactly this address, by a socket of IPv4 or of both.
-pub(crate) fn wait_for_listener(host: &Host, at: SocketAddrV4) {
-    let address = u32::from_ne_bytes(at.ip().octets());
-    let four = format!("{address:08X}:{:04X}", at.port());
-    let mapped = format!("0000000000000000FFFF0000{four}");
+pub(crate) fn wait_for_listener(host: &Host, at: impl Into<SocketAddr>) {
+    let at = at.into();
+    let word = |bytes: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(bytes));
+    let name = |address: String| format!("{address}:{:04X}", at.port());
+    let names = match at.ip() {
+        IpAddr::V4(ip) => {
+            let four = word(ip.octets());
+            vec![name(four.clone()), name(format!("0000000000000000FFFF0000{four}"))]
+        }
+        IpAddr::V6(ip) => {
+            let words = ip.octets();
+            let words = words.chunks_exact(4).map(|it| word(it.try_into().expect("four")));
+            vec![name(words.collect())]
+        }
+    };
     let read =
         || ["tcp", "tcp6"].map(|of| fs::read_to_string(format!("/proc/thread-self/net/{of}")));
     wait_until(&format!("a listener on {at}"), Duration::from_secs(10), || {
@@ -135,7 +146,8 @@ pub(crate) fn wait_for_listener(host: &Host, at: SocketAddrV4) {
             sockets.expect("/proc is mounted").lines().skip(1).any(|line| {
                 let mut fields = line.split_whitespace().skip(1);
                 let (local, state) = (fields.next(), fields.nth(1));
-                [Some(&*four), Some(&*mapped)].contains(&local) && state == Some(LISTENING)
+                let is_it = local.is_some_and(|local| names.iter().any(|name| name == local));
+                is_it && state == Some(LISTENING)
             })
         })
     });

@@ -174,9 +174,11 @@ impl Snapshot {
         page.gauge("connections_parked", help, None, plain(active.parked))?;
         let help = "Connections of local programs whose bytes go by shared memory.";
         page.gauge("connections_rings", help, None, plain(active.rings))?;
+        let help = "Those that there have been.";
+        page.counter("rings", help, None, plain(totals.rings))?;
         let help = "Those of them whose programs may pass the bytes without the gateway.";
         page.gauge("connections_shortcuts", help, None, plain(active.shortcuts))?;
-        let help = "Those that there have been.";
+        let help = "Ends that have ever passed bytes without the gateway, or might have.";
         page.counter("shortcuts", help, None, plain(totals.shortcuts))?;
         let help = "Rendezvous that broke the protocol or timed out.";
         page.counter("handshakes_failed", help, None, plain(totals.handshakes_failed))?;

@@ -156,13 +156,17 @@ fn switch_twin(fd: RawFd, first: RawFd, kept: &Kept, unix: BorrowedFd<'_>) {
 const VALUE_MAX: usize = 16;
 
 /// Names and lengths.
-const GENERAL: [(c_int, usize); 6] = [
+const GENERAL: [(c_int, usize); 8] = [
     (libc::SO_RCVTIMEO, 16),
     (libc::SO_SNDTIMEO, 16),
     (libc::SO_LINGER, 8),
     (libc::SO_KEEPALIVE, 4),
     (libc::SO_OOBINLINE, 4),
     (libc::SO_RCVLOWAT, 4),
+    (libc::SO_PRIORITY, 4),
+    // It says nothing to a Unix socket, but the program may ask for it. (So it may for the device,
+    // which may be one of another network namespace than that of the Unix socket.)
+    (libc::SO_MARK, 4),
 ];
 
 /// Which buffers the program has set: 1 for sending, 2 for receiving (`asm-generic/socket.h`).
@@ -187,6 +191,9 @@ mod tests {
         sockopt::set_socket_linger(&tcp, Some(Duration::ZERO)).unwrap();
         sockopt::set_socket_keepalive(&tcp, true).unwrap();
         sockopt::set_socket_send_buffer_size(&tcp, 50_000).unwrap();
+        let priority = (libc::SOL_SOCKET, libc::SO_PRIORITY);
+        let value = 5_i32.to_ne_bytes();
+        sys::set_socket_option(tcp.as_fd(), priority.0, priority.1, &value).unwrap();
         let kept = Kept::of(tcp.as_fd());
         tcp.set_nonblocking(false).unwrap();
         let (unix, _far) =
@@ -202,6 +209,9 @@ mod tests {
         assert_eq!(sockopt::socket_linger(&tcp).unwrap(), Some(Duration::ZERO));
         assert!(sockopt::socket_keepalive(&tcp).unwrap());
         assert_eq!(sockopt::socket_send_buffer_size(&tcp).unwrap(), 100_000, "doubled once");
+        let mut found = [0; 4];
+        sys::socket_option(tcp.as_fd(), priority.0, priority.1, &mut found).unwrap();
+        assert_eq!(found, value);
         TABLE.forget(fd);
     }
 

@@ -5,6 +5,10 @@
 //! socket says only when there is something to do: to poll, epoll and select it looks as if the
 //! bytes went by it. The [`Gateway`] makes the memory, and an [`Application`] maps it.
 //!
+//! The elements of an RMB are not shared themselves: an RMB is registered with an RNIC as a whole,
+//! and a program must not see the elements of others. So the gateway copies between the rings and
+//! the memory of whatever RNIC there is.
+//!
 //! The two sides have words in the first page, each on a cache line of its own:
 //!
 //! | word | who writes | meaning |

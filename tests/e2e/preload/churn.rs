@@ -106,6 +106,8 @@ fn come_and_go(test: &str, preload: Preload) {
             let what = format!("{connections} connections over SMC-R");
             wait_until(&what, SETTLE_LIMIT, || carried(gateway).0 >= connections);
             assert_eq!(carried(gateway), (connections, 0), "{:?}", gateway.stats().fallbacks);
+            let by_rings = if preload == Preload::Sockets { 0 } else { connections };
+            assert_eq!(gateway.stats().totals.rings, by_rings);
         }
         let held = [&near, &far].map(|gateway| gateway.holdings_at_rest());
         wait_until("the servers have closed all", SETTLE_LIMIT, || servers.descriptors() == idle);

@@ -203,8 +203,13 @@ fn play(test: &str, how: Preload, is_played: impl Fn(&Program) -> bool) {
     assert!(said.contains("[200]\t200 responses"), "{said}");
     assert_eq!([&near, &far].map(carried), before, "Go stays TCP");
     drop(servers);
-    near.holdings_at_rest();
-    far.holdings_at_rest();
+    for gateway in [&near, &far] {
+        // Of all that were carried, each gateway had a program of its own in two of three ways.
+        let totals = gateway.stats().totals;
+        let by_rings = if how == Preload::Sockets { 0 } else { totals.connections_smc / 2 };
+        assert!(totals.rings >= by_rings && (how != Preload::Sockets || totals.rings == 0));
+        gateway.holdings_at_rest();
+    }
 }
 
 /// A script that runs in a folder of its own, with the library of `host` or without.

@@ -24,8 +24,9 @@ use crate::stats::SharedMemory;
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     by_session: HashMap<Key, One>,
-    /// How many have memory.
+    /// How many have memory, and how many have ever had some.
     with_rings: usize,
+    made: u64,
     /// Those that have memory and are open over SMC-R, by the ends of the connection.
     by_ends: HashMap<Ends, Key>,
     /// How many have a shortcut, and how many have ever had one.
@@ -70,6 +71,7 @@ impl Shared {
         let rings = if wants.rings { make().ok() } else { None };
         let has_rings = rings.is_some();
         self.with_rings += usize::from(has_rings);
+        self.made += u64::from(has_rings);
         let shortens = wants.shortcut.then_some(uid);
         let (ends, resets, has_shortcut) = (None, false, false);
         let one = One { rings, app: cookie, resets, shortens, ends, has_shortcut };
@@ -165,9 +167,9 @@ impl Shared {
         self.shortcuts
     }
 
-    /// How many sessions have memory.
-    pub(super) fn with_rings(&self) -> usize {
-        self.with_rings
+    /// How many sessions have memory, and how many have ever had some.
+    pub(super) fn with_rings(&self) -> (usize, u64) {
+        (self.with_rings, self.made)
     }
 }
 
@@ -205,8 +207,8 @@ impl Local {
         has_rings.then_some(memory)
     }
 
-    /// How many sessions have such memory.
-    pub(in crate::gateway) fn rings(&self) -> usize {
+    /// How many sessions have such memory, and how many have ever had some.
+    pub(in crate::gateway) fn rings(&self) -> (usize, u64) {
         self.shared.with_rings()
     }
 
@@ -326,14 +328,14 @@ mod tests {
         let (_, stranger) = local::stream().unwrap();
         let mut shared = Shared::default();
         let [with, without] = [true, false].map(|rings| Wants { rings, shortcut: rings });
-        assert!(shared.enter(key, &app, with, 0) && shared.with_rings() == 1);
+        assert!(shared.enter(key, &app, with, 0) && shared.with_rings() == (1, 1));
         let copy = app.try_clone().unwrap();
         assert!(shared.is_socket_of(key, &copy) && shared.memory_of(key).is_some());
         assert!(!shared.is_socket_of(key, &stranger));
         assert!(!shared.is_socket_of(other, &app) && shared.memory_of(other).is_none());
         let rings = shared.of(key).unwrap();
         shared.forget(key);
-        assert!(rings.is_closed() && shared.of(key).is_none() && shared.with_rings() == 0);
+        assert!(rings.is_closed() && shared.of(key).is_none() && shared.with_rings() == (0, 1));
         assert!(shared.memory_of(key).is_none());
         assert!(!shared.enter(other, &app, without, 0) && shared.is_socket_of(other, &app));
         assert!(!shared.reset_at_end(other, &stranger) && !shared.resets(other));
