@@ -41,6 +41,8 @@ mod debug;
 mod door;
 mod end;
 mod epoll;
+#[cfg(test)]
+mod heap;
 mod mappings;
 mod name;
 mod options;
