@@ -37,7 +37,7 @@ fn crowds_come_and_go() {
     crowd(&hosts, &listener, CONCURRENT, || assert_active(&pair, CONCURRENT));
     queue(&hosts, &listener, SHORT_EACH);
     for (gateway, before) in [&pair.a, &pair.b].into_iter().zip(&before) {
-        gateway.holdings_at_rest().assert_back_to(before);
+        gateway.holdings_back_to(before);
     }
     pair.assert_all_smc(2 * CONCURRENT + WORKERS * (SHORT_EACH + SHORT_EACH / 10));
 }
@@ -55,7 +55,7 @@ fn smoke_crowd() {
     crowd(&hosts, &listener, 50, || assert_active(&pair, 50));
     queue(&hosts, &listener, 20);
     for (gateway, before) in [&pair.a, &pair.b].into_iter().zip(&before) {
-        gateway.holdings_at_rest().assert_back_to(before);
+        gateway.holdings_back_to(before);
     }
     pair.assert_all_smc(2 * 50 + WORKERS * (2 + 20));
 }

@@ -251,7 +251,7 @@ fn killed_gateway_under_load() {
     let [new] = &groups[..] else { panic!("one group: {groups:?}") };
     // Two bytes of instance in hexadecimal, and the MAC address of the same NIC.
     assert!(new.peer_id != old.peer_id && new.peer_id[4..] == old.peer_id[4..], "{new:?} {old:?}");
-    a.holdings_at_rest().assert_back_to(&before);
+    a.holdings_back_to(&before);
 }
 
 fn assert_smc_grew_by_one(gateway: &Gateway<'_>, before: u64) {

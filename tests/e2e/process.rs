@@ -1,5 +1,6 @@
 //! Programs that a test starts. Each has a time limit and a log, and ends with the test.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -78,6 +79,19 @@ impl Process {
     /// Number of descriptors it has open.
     pub(crate) fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.id())).expect("it runs").count()
+    }
+
+    /// How many descriptors of each kind it has open (`socket`, `anon_inode`, a path).
+    pub(crate) fn descriptors_by_kind(&self) -> BTreeMap<String, usize> {
+        let mut kinds = BTreeMap::new();
+        for entry in fs::read_dir(format!("/proc/{}/fd", self.id())).expect("it runs") {
+            // One that was closed meanwhile is none.
+            let Ok(what) = fs::read_link(entry.expect("it runs").path()) else { continue };
+            let what = what.to_string_lossy();
+            let kind = what.split_once(":[").map_or(&*what, |(kind, _)| kind);
+            *kinds.entry(kind.to_owned()).or_default() += 1;
+        }
+        kinds
     }
 
     /// Resident memory, in KiB.

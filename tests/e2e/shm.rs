@@ -52,7 +52,7 @@ fn smoke_shared_memory_between_two_networks() {
     for _ in 0..100 {
         transfer_both_ways(&hosts, &pair, 100_000);
     }
-    pair.a.holdings_at_rest().assert_back_to(&before);
+    pair.a.holdings_back_to(&before);
 }
 
 /// A gateway that is killed cannot say that it goes. Whoever waits for it must not wait long, and

@@ -174,16 +174,22 @@ impl Hot {
 
     /// These belong to another poller from now on, which looks at them first.
     pub(crate) fn remove(&mut self, rings: &Arc<Gateway>) {
-        for entry in &mut self.entries {
-            entry.remove(rings);
-        }
-        self.entries.retain(|entry| !entry.is_empty());
+        self.release(rings);
         if rings.has_shortcut() {
             self.shortcuts.retain(|end| !std::ptr::eq(end.rings.as_ptr(), Arc::as_ptr(rings)));
         }
         rings.is_new_again_to_checks();
-        rings.forget_key();
         rings.fall_asleep();
+    }
+
+    /// The stream of these is over: their memory is kept for nobody.
+    pub(crate) fn release(&mut self, rings: &Arc<Gateway>) {
+        for entry in &mut self.entries {
+            entry.remove(rings);
+        }
+        self.entries.retain(|entry| !entry.is_empty());
+        // The other end of a shortcut does not bring them back.
+        rings.forget_key();
     }
 
     /// Appends what is new.

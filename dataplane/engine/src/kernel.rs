@@ -209,6 +209,12 @@ impl Streams for Kernel {
         let _ = epoll::delete(&self.epoll, stream);
     }
 
+    fn release(&mut self, stream: &Near) {
+        if let Some(rings) = stream.rings() {
+            self.hot.release(rings);
+        }
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         use epoll::EventFlags as F;
         let slept = std::mem::take(&mut self.fresh);

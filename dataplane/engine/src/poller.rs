@@ -474,14 +474,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 (None, true, Some(tcp.socket.stream))
             }
         };
-        self.report(Report::Closed {
-            connection: relay.id,
-            ending,
-            tally,
-            rmbe,
-            settled,
-            streams: [relay.near.map(|near| near.stream), far],
-        });
+        let streams = [relay.near.map(|near| near.stream), far];
+        streams.iter().flatten().for_each(|stream| self.streams.release(stream));
+        let connection = relay.id;
+        self.report(Report::Closed { connection, ending, tally, rmbe, settled, streams });
     }
 
     /// Tells the control thread; wakes it at the end of the turn.

@@ -80,6 +80,10 @@ pub trait Streams {
     /// way may still be reported.
     fn unwatch(&mut self, stream: &Self::Stream);
 
+    /// `stream` is over, and somebody else closes it. Keeps nothing of it: until the next event,
+    /// which may be hours away, nothing else would give that up.
+    fn release(&mut self, _stream: &Self::Stream) {}
+
     /// Appends what became possible, without waiting. Returns whether the RNIC may have received
     /// something: false only if the sleep just before has found that it has not.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;

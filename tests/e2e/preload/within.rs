@@ -125,13 +125,12 @@ fn preload_churn_within_a_host_leaves_nothing() {
         let what = format!("{connections} connections over SMC-R");
         wait_until(&what, SETTLE_LIMIT, || carried(&gateway).0 >= connections);
         assert_eq!(carried(&gateway), (connections, 0), "{:?}", gateway.stats().fallbacks);
-        let held = gateway.holdings_at_rest();
         wait_until("the servers have closed all", SETTLE_LIMIT, || servers.descriptors() == idle);
-        held
     };
-    let before = round(1);
-    let after = round(2);
-    after.assert_back_to(&before);
+    round(1);
+    let before = gateway.holdings_at_rest();
+    round(2);
+    let after = gateway.holdings_back_to(&before);
     let bound = before.resident_kib + connections / 2;
     assert!(after.resident_kib <= bound, "{after:?} after {before:?}");
     assert!(gateway.stats().totals.shortcuts > 1000, "{:?}", gateway.stats().totals);

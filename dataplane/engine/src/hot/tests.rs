@@ -271,6 +271,22 @@ fn bytes_that_come_between_two_pollers_are_found() {
     assert!(reported(&mut first, &streams).is_empty());
 }
 
+/// A poller that sleeps for hours must not keep the memory of connections that are over.
+#[test]
+fn nothing_is_kept_of_a_stream_that_is_over() {
+    let (_waker, mut kernel) = kernel();
+    let (program, near) = pair();
+    let rings = Arc::downgrade(near.rings().unwrap());
+    kernel.watch(key(0), &near).unwrap();
+    program.writes(b"looked at");
+    let streams = [near];
+    assert!(!slept(&mut kernel, &streams, Instant(0)).is_empty());
+    kernel.release(&streams[0]);
+    drop(streams);
+    assert_eq!(rings.strong_count(), 0);
+    assert!(kernel.hot.is_empty());
+}
+
 #[test]
 fn a_program_that_dies_ends_or_resets_its_stream() {
     for unread in [false, true] {
