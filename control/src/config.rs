@@ -392,7 +392,7 @@ fn listeners(
             bounds: Bounds::read(source, &mut table, limits)?,
             tcp_nodelay: table.boolean("tcp_nodelay", true)?,
             tcp_keepalive: TcpKeepalive::read(&mut table)?,
-            rmbe_size: smc::rmbe_size(source, &mut table)?,
+            rmbe_size: smc::rmbe_size("rmbe_size", source, &mut table)?,
             backlog: table.count("backlog", 1..65_536, 4096)?,
             peers: Peers::read(source, &mut table)?,
         });

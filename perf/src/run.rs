@@ -185,7 +185,11 @@ fn prove_smc(
     loop {
         match carried_by_smc(before, bench.gateway_totals(host)?, load) {
             Err(_) if now_ns() < until => thread::sleep(Duration::from_millis(100)),
-            proof @ (Ok(_) | Err(_)) => return proof,
+            Ok(proof) => return Ok(proof),
+            Err(failure) => {
+                let reasons = bench.gateway_fallbacks(host)?;
+                return Err(Failure::new(format!("{failure}; since it started: {reasons}")));
+            }
         }
     }
 }

@@ -69,7 +69,14 @@ fn bursts_become_smc_r() {
         let hosts = Hosts::new("bursts_become_smc_r");
         let pair = Pair::start(&hosts, &[PORT]);
         let listener = hosts.b.listen(local(PORT));
-        burst(&hosts, &listener, count, || assert_active(&pair, count));
+        burst(&hosts, &listener, count, || {
+            assert_active(&pair, count);
+            // What they may fill in all is no more than a host can spare.
+            for gateway in [&pair.a, &pair.b] {
+                let memory = gateway.stats().memory;
+                assert!(memory.rmb_bytes < count * 100_000, "{} bytes", memory.rmb_bytes);
+            }
+        });
         pair.assert_all_smc(count);
     }
 }

@@ -487,6 +487,7 @@ pub(crate) struct Fallback {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Memory {
+    pub(crate) rmb_bytes: u64,
     pub(crate) rmbes_used: u64,
     pub(crate) send_bytes_used: u64,
 }

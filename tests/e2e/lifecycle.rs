@@ -154,7 +154,7 @@ fn memory_limit_leaves_newcomers_on_tcp() {
     const FITTING: usize = 3;
     let hosts = Hosts::new("memory_limit_leaves_newcomers_on_tcp");
     let near = Pair::client_side(&hosts, &[PORT]);
-    let far = Pair::server_side(&hosts, &[PORT]).smc("rmbe_size = 65536");
+    let far = Pair::server_side(&hosts, &[PORT]).smc("rmbe_size = 65536\nrmbe_size_min = 65536");
     let far = far.rmb_bytes(u32::try_from(FITTING).expect("small") * 65_536);
     let pair = Pair::start_these(&hosts, near, far);
     let listener = hosts.b.listen(local(PORT));

@@ -130,6 +130,7 @@ fn smc(smc: &Smc) -> Value {
         "eids": texts(&listed),
         "default_eid": listed.len() < ours.len(),
         "rmbe_size": smc.rmbe_size,
+        "rmbe_size_min": smc.rmbe_size_min,
         "rmb_elements": smc.rmb_elements,
         "send_pool": smc.send_pool,
         "handshake_timeout": duration(smc.handshake_timeout),

@@ -26,6 +26,8 @@ pub struct Smc {
     pub versions: Versions,
     /// Size of an RMBE in bytes: a power of two, 16 KiB to 512 KiB.
     pub rmbe_size: u32,
+    /// The size in bytes that it shrinks to for newcomers while there are many connections.
+    pub rmbe_size_min: u32,
     /// RMBEs per RMB, 1 to 255.
     pub rmb_elements: u32,
     /// Registered memory for sending, in bytes, per poller.
@@ -69,7 +71,12 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
     }
     let peers = Peers::read(source, &mut table)?;
     let (eids, versions) = versions::read(source, &mut table)?;
-    let rmbe_size = rmbe_size(source, &mut table)?;
+    let most = rmbe_size("rmbe_size", source, &mut table)?.unwrap_or(RMBE_SIZE);
+    let least = rmbe_size("rmbe_size_min", source, &mut table)?;
+    if let Some(least) = least.filter(|least| *least > most) {
+        let why = format!("{least} is more than rmbe_size, which is {most}; write {most} or less");
+        return Err(table.error("rmbe_size_min", why));
+    }
     let handshake_timeout = table.duration("handshake_timeout", Duration::from_secs(10))?;
     if handshake_timeout < HANDSHAKE_TIMEOUT_MIN {
         let why = "less than 100ms would end rendezvous that go well; write \"10s\"";
@@ -81,7 +88,8 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
         peers,
         eids,
         versions,
-        rmbe_size: rmbe_size.unwrap_or(RMBE_SIZE),
+        rmbe_size: most,
+        rmbe_size_min: least.unwrap_or(RMBE_SIZE_LEAST),
         rmb_elements: table.count("rmb_elements", 1..256, 255)?,
         send_pool: table.number("send_pool", (1 << 20)..(1 << 40), 32 << 20)?.value,
         handshake_timeout,
@@ -95,13 +103,14 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
     Ok(smc)
 }
 
-/// The size of RMB elements, if the table sets one.
+/// A size of RMB elements, if the table sets one.
 pub(super) fn rmbe_size(
+    key: &'static str,
     source: Source<'_>,
     table: &mut Section<'_>,
 ) -> Result<Option<u32>, ConfigError> {
     // RFC 7609 A.2.3 #9: element size up to 512 KiB
-    let size = table.number("rmbe_size", RMBE_SIZE_MIN..RMBE_SIZE_MAX + 1, 0)?;
+    let size = table.number(key, u64::from(RMBE_SIZE_LEAST)..RMBE_SIZE_MAX + 1, 0)?;
     if size.value > 0 && !size.value.is_power_of_two() {
         let below = 1_u64 << size.value.ilog2();
         let why = format!("{} is no power of two; write {below} or {}", size.value, 2 * below);
@@ -117,7 +126,7 @@ const RMBE_SIZE: u32 = 262_144;
 /// A rendezvous that goes well takes less, also on a busy host.
 const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
-const RMBE_SIZE_MIN: u64 = 16_384;
+const RMBE_SIZE_LEAST: u32 = 16_384;
 const RMBE_SIZE_MAX: u64 = 524_288;
 pub(super) const OPTION_MODES: [(&str, OptionMode); 3] =
     [("auto", OptionMode::Auto), ("ebpf", OptionMode::Ebpf), ("assume", OptionMode::Assume)];

@@ -352,6 +352,11 @@ fn the_protocol_is_checked_too() {
             ":5: smc.handshake_timeout: less than 100ms would end rendezvous that go well; \
              write \"10s\"",
         ),
+        (
+            "[smc]\nrmbe_size=32768\nrmbe_size_min=65536",
+            ":5: smc.rmbe_size_min: 65536 is more than rmbe_size, which is 32768; \
+             write 32768 or less",
+        ),
         ("[smc]\nrmbe_size=8192", ":6: smc.rmbe_size: 8192 is out of range; write 16384 to 524288"),
         ("[smc]\nrmbe_size=-1", ":6: smc.rmbe_size: -1 is out of range; write 16384 to 524288"),
         (

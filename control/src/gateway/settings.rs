@@ -18,6 +18,7 @@ pub(super) fn group_settings(config: &Config, peer_id: PeerId) -> groups::Settin
     groups::Settings {
         peer_id,
         rmb_elements: u8::try_from(smc.rmb_elements).expect("the configuration was checked"),
+        rmbe_size_min: rmbe_size(smc.rmbe_size_min),
         rmb_bytes: config.limits.rmb_bytes(host_memory::limit()),
         keepalive: Keepalive { idle: Some(smc.test_link_idle), reply_wait: smc.test_link_timeout },
         idle_group_server: smc.idle_group_server,
@@ -63,13 +64,16 @@ fn terms(config: &Config, listener: &Listener) -> Terms {
         (Protocol::Tcp, Protocol::Smc) => Side::Client,
         (Protocol::Tcp, Protocol::Tcp) => Side::Neither,
     };
-    let rmbe_bytes = listener.rmbe_size.unwrap_or(config.smc.rmbe_size);
     Terms {
         side,
         peers: listener.peers.clone(),
-        rmbe_size: RmbeSize::from_bytes(rmbe_bytes).expect("the configuration was checked"),
+        rmbe_size: rmbe_size(listener.rmbe_size.unwrap_or(config.smc.rmbe_size)),
         connect_timeout: listener.connect_timeout,
     }
+}
+
+fn rmbe_size(bytes: u32) -> RmbeSize {
+    RmbeSize::from_bytes(bytes).expect("the configuration was checked")
 }
 
 /// The most connections of a group: an RMB has no more elements.

@@ -13,8 +13,11 @@ use super::shared::Event;
 use super::stock::Standing;
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
-    /// An element for a connection. If few are left, the next RMB is announced already.
-    pub(super) fn take_element(&mut self, now: Instant, size: RmbeSize) -> Result<Rmbe, Refusal> {
+    /// An element for a connection, no larger than `most`. If few are left, the next RMB is
+    /// announced already.
+    pub(super) fn take_element(&mut self, now: Instant, most: RmbeSize) -> Result<Rmbe, Refusal> {
+        let least = self.shared.settings.rmbe_size_min;
+        let size = self.shared.budget.size_for_one_more(most, least);
         if matches!(self.group.phase, Phase::Opening) && self.group.stock.rmbs() == 0 {
             // The peer learns of it by CLC.
             self.grow(now, Standing::Known, size).map_err(|Exhausted| Refusal::NoMemory)?;

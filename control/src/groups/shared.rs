@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smcr_engine::LinkId;
 use smcr_proto::link::Keepalive;
-use smcr_proto::{Gid, Instant, MacAddress, PeerId};
+use smcr_proto::{Gid, Instant, MacAddress, PeerId, RmbeSize};
 use smcr_rnic::Rnic;
 
 use super::group::{Group, GroupId};
@@ -21,6 +21,8 @@ pub struct Settings {
     pub peer_id: PeerId,
     /// Elements of an RMB.
     pub rmb_elements: u8,
+    /// How small elements become while there are many connections.
+    pub rmbe_size_min: RmbeSize,
     /// Bytes that all RMBs together may take.
     pub rmb_bytes: u64,
     /// When links are probed.

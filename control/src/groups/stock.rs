@@ -32,6 +32,19 @@ impl Budget {
         self.bytes = bytes;
     }
 
+    /// How large an element a newcomer gets, of at most `size` and at least `least`: as much as a
+    /// 64th of what is left for large ones. So a few connections have room to be fast, and a crowd
+    /// in which each fills its element does not take the memory of the host.
+    pub fn size_for_one_more(&self, size: RmbeSize, least: RmbeSize) -> RmbeSize {
+        let roomy = (self.bytes / 2).min(LARGE_ONES_MAX);
+        let share = roomy.saturating_sub(self.taken) / SHARES;
+        let mut fitting = size;
+        while fitting > least && u64::from(fitting.bytes()) > share {
+            fitting = fitting.half().expect("it is larger than the least");
+        }
+        fitting
+    }
+
     /// Takes so many bytes.
     fn take(&mut self, bytes: u64) -> Result<(), Exhausted> {
         if self.left() < bytes {
@@ -349,6 +362,11 @@ const FIRST_ELEMENTS: u32 = 8;
 const GROWTH: u32 = 4;
 /// Another RMB is announced when fewer than this share of all elements is left, or none.
 const LOW_SHARE: u32 = 8;
+/// What elements of full size may take, unless half of the budget is less: enough for some five
+/// hundred connections of default size. In a crowd, each of them is slow.
+const LARGE_ONES_MAX: u64 = 128 << 20;
+/// A newcomer gets at most one of so many parts of what is left of that.
+const SHARES: u64 = 64;
 /// How long an RMB stays without connections.
 const IDLE: Duration = Duration::from_secs(120);
 
@@ -360,6 +378,34 @@ mod tests {
     use smcr_rnic::sim::{Network, Odds};
 
     use super::*;
+
+    /// Nine thousand connections that all fill their elements take what a host can spare; a few of
+    /// them have elements that carry a stream well; and a budget is used up to its end.
+    #[test]
+    fn the_more_connections_there_are_the_smaller_are_new_elements() {
+        let size = |kib: u32| RmbeSize::from_bytes(kib << 10).unwrap();
+        let (most, least) = (size(256), size(16));
+        let mut budget = Budget::new(4 << 30);
+        let mut sizes = Vec::new();
+        for _ in 0..9000 {
+            let one = budget.size_for_one_more(most, least);
+            budget.take(one.bytes().into()).unwrap();
+            sizes.push(one);
+        }
+        assert!(sizes.is_sorted_by(|one, next| one >= next));
+        assert!(sizes[..400].iter().all(|one| *one == most) && sizes[800..].contains(&least));
+        let all: u64 = sizes.iter().map(|one| u64::from(one.bytes())).sum();
+        assert!(all < 9000 * 32_768, "{all}");
+        // Who leaves makes room.
+        sizes[..4000].iter().for_each(|one| budget.give_back(one.bytes().into()));
+        assert_eq!(budget.size_for_one_more(most, least), most);
+
+        let mut small = Budget::new(1 << 20);
+        let one_more = || small.take(small.size_for_one_more(most, least).bytes().into());
+        assert_eq!(std::iter::repeat_with(one_more).take_while(Result::is_ok).count(), 64);
+        assert_eq!(small.size_for_one_more(size(16), size(64)), size(16), "an operator's wish");
+        assert_eq!(small.size_for_one_more(most, most), most, "another");
+    }
 
     const NOW: Instant = Instant(1);
 

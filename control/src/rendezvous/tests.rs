@@ -71,6 +71,7 @@ fn endpoint_in(
     let of_groups = groups::Settings {
         peer_id,
         rmb_elements: 4,
+        rmbe_size_min: RmbeSize::default(),
         rmb_bytes: 1 << 26,
         keepalive: Keepalive::default(),
         idle_group_server: Duration::from_secs(600),

@@ -167,6 +167,11 @@ impl RmbeSize {
         self.0
     }
 
+    /// Half of it, if that has a notation.
+    pub fn half(self) -> Option<Self> {
+        self.0.checked_sub(1).map(Self)
+    }
+
     /// The length of the element in bytes, from 16 KiB to 512 MiB.
     pub const fn bytes(self) -> u32 {
         // RFC 7609 A.2.3 #8: element size in byte 50

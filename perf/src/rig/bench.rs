@@ -13,7 +13,7 @@ use super::paths::{
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
-use super::totals::{GatewayTotals, parse_active, parse_totals};
+use super::totals::{GatewayTotals, parse_active, parse_fallbacks, parse_totals};
 use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
@@ -280,6 +280,11 @@ impl Bench {
     /// When its `/stats` does not answer, or lacks one of them.
     pub(crate) fn gateway_totals(&self, host: Host) -> Result<GatewayTotals> {
         parse_totals(&self.gateway_stats(host)?)
+    }
+
+    /// Why connections stayed TCP at the gateway in `host` since it started.
+    pub(crate) fn gateway_fallbacks(&self, host: Host) -> Result<String> {
+        Ok(parse_fallbacks(&self.gateway_stats(host)?))
     }
 
     fn gateway_stats(&self, host: Host) -> Result<String> {

@@ -48,6 +48,14 @@ pub(crate) fn parse_active(json: &str) -> Result<u64> {
     Ok(active("smc")? + active("tcp")?)
 }
 
+/// Why connections stayed TCP since the gateway started, by the same JSON.
+pub(crate) fn parse_fallbacks(json: &str) -> String {
+    let stats: serde_json::Value = serde_json::from_str(json).unwrap_or_default();
+    let fallbacks = stats["fallbacks"].as_array().into_iter().flatten();
+    let each = fallbacks.map(|one| format!("{} {}", one["count"], one["name"]));
+    each.collect::<Vec<_>>().join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +72,13 @@ mod tests {
         let renamed = json.replace("connections_tcp", "tcp_connections");
         assert!(parse_totals(&renamed).unwrap_err().to_string().contains("connections_tcp"));
         assert!(parse_totals("<html>").is_err());
+    }
+
+    #[test]
+    fn whoever_stayed_tcp_has_a_reason() {
+        let json = r#"{"fallbacks":[{"code":1,"name":"A","count":3},{"name":"B","count":1}]}"#;
+        assert_eq!(parse_fallbacks(json), r#"3 "A", 1 "B""#);
+        assert_eq!(parse_fallbacks("<html>"), "");
     }
 
     /// A key that was renamed must not read as silence.

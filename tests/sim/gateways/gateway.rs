@@ -362,6 +362,7 @@ pub(crate) fn settings(host: u8, sizes: &Sizes) -> Settings {
     Settings {
         peer_id: peer_id(host),
         rmb_elements: sizes.elements,
+        rmbe_size_min: RmbeSize::default(),
         rmb_bytes: sizes.rmb_bytes,
         keepalive: Keepalive {
             idle: Some(Duration::from_secs(3)),

@@ -169,6 +169,7 @@ impl Host {
         let settings = Settings {
             peer_id: PEER_IDS[usize::from(host) - 1],
             rmb_elements: 4,
+            rmbe_size_min: RmbeSize::default(),
             rmb_bytes: 1 << 26,
             keepalive: Keepalive {
                 idle: Some(Duration::from_secs(30)),
