@@ -23,7 +23,8 @@
 //! lasts, the adaptive policy sleeps as soon as there is nothing to do and lets the scheduler place
 //! the thread: who sleeps most of the time runs at once when it wakes, and on whichever core is
 //! free. Now and then it offers the core on which it happens to be for a while. The first loss ends
-//! the attempt, and the next one is made after twice the time. If nobody keeps that core, the
+//! the attempt, and the next one is made after twice the time, or soon if there was nothing to do for
+//! long. If nobody keeps that core, the
 //! contention is over, as far as the thread can know, and it goes on as on its own core; but it
 //! stays where it is. Only when that has been well for a long time does it go back to its own core,
 //! and tries that. (Going back at once was tried, and going back right after the attempt: both took
@@ -123,6 +124,10 @@ impl Idle {
     pub fn after_turn(&mut self, now: Instant, moved: bool) -> Advice {
         if moved {
             self.learn(now);
+            if now.since(self.worked_at) >= RETREAT_MAX {
+                // What others did then says little of what they do now.
+                self.retreat = RETREAT_MIN;
+            }
             self.worked_at = now;
         }
         let advice = match self.policy {
@@ -460,6 +465,22 @@ mod tests {
             busy.now = busy.now + SPIN;
             assert_eq!(busy.idle.after_turn(busy.now, false), Advice::Sleep);
             busy.now = busy.now + SECOND;
+        }
+    }
+
+    /// A crowd that left keeps all cores busy for a moment, and then there is quiet. Whoever comes
+    /// afterwards must not find a thread that sleeps for seconds because of the crowd.
+    #[test]
+    fn old_contention_is_forgotten() {
+        for (quiet, soon) in [(RETREAT_MAX, true), (RETREAT_MAX - SECOND, false)] {
+            let mut busy = Busy::new();
+            busy.work(20 * SECOND, 1, SLICE);
+            assert!(busy.idle.is_contended());
+            busy.now = busy.now + quiet;
+            // The first attempt meets somebody who begins at the same time.
+            busy.work(SLICE, 1, SLICE);
+            busy.work(2 * RETREAT_MIN, 1, Duration::ZERO);
+            assert_eq!(!busy.idle.is_contended(), soon, "{quiet:?}");
         }
     }
 
