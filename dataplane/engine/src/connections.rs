@@ -122,7 +122,13 @@ impl<S> Connections<S> {
 
     /// Every slot with a relay in it.
     pub(crate) fn slots(&self) -> impl Iterator<Item = u16> {
-        let busy = self.slots.iter().enumerate().filter(|(_, slot)| matches!(slot, Slot::Busy(_)));
+        self.slots_from(0)
+    }
+
+    /// The same, from this slot on.
+    pub(crate) fn slots_from(&self, first: u16) -> impl Iterator<Item = u16> {
+        let all = self.slots.iter().enumerate().skip(first.into());
+        let busy = all.filter(|(_, slot)| matches!(slot, Slot::Busy(_)));
         busy.map(|(index, _)| u16::try_from(index).expect("CONNECTIONS_MAX fits"))
     }
 }

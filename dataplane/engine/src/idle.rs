@@ -23,14 +23,14 @@
 //! lasts, the adaptive policy sleeps as soon as there is nothing to do and lets the scheduler place
 //! the thread: who sleeps most of the time runs at once when it wakes, and on whichever core is
 //! free. Now and then it offers the core on which it happens to be for a while. The first loss ends
-//! the attempt, and the next one is made after twice the time, or soon if there was nothing to do for
-//! long. If nobody keeps that core, the
-//! contention is over, as far as the thread can know, and it goes on as on its own core; but it
-//! stays where it is. Only when that has been well for a long time does it go back to its own core,
-//! and tries that. (Going back at once was tried, and going back right after the attempt: both took
-//! the threads of a connection apart that the scheduler had put on one core, where they wake each
-//! other without an interrupt, and it took long to bring them together again. Beside one busy loop
-//! a request and its answer then took 70 µs, and 61 when the threads stayed.)
+//! the attempt, and the next one is made after twice the time, or soon if there was nothing to do
+//! for long. If nobody keeps that core, the contention is over, as far as the thread can know, and
+//! it goes on as on its own core; but it stays where it is. Only when that has been well for a long
+//! time does it go back to its own core, and tries that. (Going back at once was tried, and going
+//! back right after the attempt: both took the threads of a connection apart that the scheduler had
+//! put on one core, where they wake each other without an interrupt, and it took long to bring them
+//! together again. Beside one busy loop a request and its answer then took 70 µs, and 61 when the
+//! threads stayed.)
 
 use std::time::Duration;
 

@@ -8,6 +8,7 @@ mod commands;
 mod completions;
 mod pacing;
 mod place;
+mod sweep;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,7 @@ use crate::links::Links;
 use crate::mail::{Mail, Neighbours};
 use crate::mailbox::{Receiver, Sender, Waker};
 use crate::moves::Moves;
-use crate::names::{ConnectionId, Ending, LinkId};
+use crate::names::{ConnectionId, Ending};
 use crate::nearness::Nearness;
 use crate::owners::Owners;
 use crate::priority::Priority;
@@ -40,6 +41,7 @@ use crate::streams::{Event, Streams};
 use crate::turn::{List, Turn, WorkLists};
 
 use self::place::Place;
+use self::sweep::Sweep;
 
 /// The commands that a poller over `F` and `S` obeys.
 pub type CommandOf<F, S> = Command<<F as Fabric>::Qp, <S as Streams>::Stream>;
@@ -87,7 +89,7 @@ pub struct Poller<F: Fabric, S: Streams> {
     arrived: Arrived,
     nearness: Nearness,
     sampler: Sampler,
-    sweep_at: Instant,
+    sweep: Sweep,
     stopping: bool,
 }
 
@@ -133,7 +135,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             },
             nearness: Nearness::default(),
             sampler: Sampler::default(),
-            sweep_at: Instant(0),
+            sweep: Sweep::default(),
             stopping: false,
         }
     }
@@ -233,7 +235,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let fabric = self.fabric.prepare_sleep(now);
         let retiring = self.links.retiring().next().is_some();
-        let sweep = (self.connections.busy() > 0 || retiring).then_some(self.sweep_at);
+        let sweep = (self.connections.busy() > 0 || retiring).then_some(self.sweep.at());
         // The control thread does not tell us when its queue has room again, so we must look.
         let reports = self.reports.are_delayed().then_some(now);
         let mail = self.mail.waits().then_some(now + MAIL_AGAIN);
@@ -351,25 +353,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Acts on deadlines that have passed, and wakes threads that have new letters or reports.
     fn expire(&mut self, now: Instant) -> bool {
-        let mut moved = false;
-        if now >= self.sweep_at {
-            self.sweep_at = now + SWEEP_EVERY;
-            self.publish();
-            let mut slots = std::mem::take(&mut self.arrived.swept);
-            slots.extend(self.connections.slots());
-            for slot in slots.drain(..) {
-                let (relay, mut turn) = self.open(now, slot).expect("each can end itself only");
-                relay.note_bypassed(now, turn.streams, turn.counters);
-                let (reading, outcome) = (relay.reading(), relay.expire(&mut turn));
-                self.shared.gauges.set(slot, reading);
-                moved |= self.apply(now, slot, outcome);
-            }
-            self.arrived.swept = slots;
-            let retiring: Vec<LinkId> = self.links.retiring().collect();
-            for link in retiring {
-                self.retire_link(now, link);
-            }
-        }
+        let mut moved = self.sweep(now);
         moved |= self.reports.retry();
         // These come last, because everything before them may write a letter or a report. An
         // adaptive poller may sleep after this turn although it has moved something.
@@ -487,9 +471,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
-/// How often all connections are checked for deadlines that have passed. None of them is set for a
-/// shorter time.
-const SWEEP_EVERY: Duration = Duration::from_millis(250);
 /// How soon we try a neighbour again whose queue was full: it does not tell us when it has room.
 const MAIL_AGAIN: Duration = Duration::from_micros(50);
 

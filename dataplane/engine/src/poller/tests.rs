@@ -13,7 +13,7 @@ use crate::idle::Policy;
 use crate::limits::COMMANDS_MAX;
 use crate::mail::Neighbours;
 use crate::mailbox::mailbox;
-use crate::names::{Activity, GroupId, LlcBytes};
+use crate::names::{Activity, GroupId, LinkId, LlcBytes};
 use crate::near::Near;
 
 /// What the only poller of a process shares with the thread of the test.
