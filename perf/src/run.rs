@@ -187,7 +187,7 @@ fn prove_smc(
             Err(_) if now_ns() < until => thread::sleep(Duration::from_millis(100)),
             Ok(proof) => return Ok(proof),
             Err(failure) => {
-                let reasons = bench.gateway_fallbacks(host)?;
+                let reasons = bench.gateway_fallbacks(host).unwrap_or_else(|why| why.to_string());
                 return Err(Failure::new(format!("{failure}; since it started: {reasons}")));
             }
         }

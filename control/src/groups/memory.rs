@@ -10,31 +10,37 @@ use super::group_mut::GroupMut;
 use super::members::Refusal;
 use super::ports::{Pollers, PortId, QpOf};
 use super::shared::Event;
-use super::stock::Standing;
+use super::stock::{Standing, size_for_one_more};
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     /// An element for a connection, no larger than `most`. If few are left, the next RMB is
     /// announced already.
     pub(super) fn take_element(&mut self, now: Instant, most: RmbeSize) -> Result<Rmbe, Refusal> {
-        let least = self.shared.settings.rmbe_size_min;
-        let size = self.shared.budget.size_for_one_more(most, least);
+        let least = self.shared.settings.rmbe_size_min.min(most);
+        let wanted = size_for_one_more(self.shared.connections(), most, least);
+        let wanted = self.shared.budget.affordable(wanted, least);
         if matches!(self.group.phase, Phase::Opening) && self.group.stock.rmbs() == 0 {
             // The peer learns of it by CLC.
-            self.grow(now, Standing::Known, size).map_err(|Exhausted| Refusal::NoMemory)?;
+            self.grow(now, Standing::Known, wanted).map_err(|Exhausted| Refusal::NoMemory)?;
         }
         // RFC 7609 3.5.2.1 #4: take a free element that fits
         // RFC 7609 3.5.2.2 #5: client allocates its own element
-        let taken = self.group.stock.take(size, &mut self.shared.budget);
-        let taken = taken.map_err(|Exhausted| Refusal::NoMemory)?;
+        let taken = self.group.stock.take_up(wanted..=most, &mut self.shared.budget);
+        if taken.is_none() && !self.shared.budget.has_room_for(wanted) {
+            return Err(Refusal::NoMemory);
+        }
+        let size = taken.as_ref().map_or(wanted, Rmbe::size);
         // A group that will be full soon needs no RMB for connections that it will not take in.
         let still_to_come = self.group.members_max().saturating_sub(self.group.members.len() + 1);
         let suffices = taken.is_some() && self.group.stock.free(size) as usize >= still_to_come;
         // Before the machine runs nobody can be told of another RMB.
         let is_told = self.group.machine().is_some();
-        if is_told && self.group.stock.runs_low(size) && !suffices {
-            let announced = self.announce(now, size);
-            if taken.is_none() {
-                announced.map_err(|Exhausted| Refusal::NoMemory)?;
+        let runs_low = self.group.stock.runs_low(size) && !self.group.stock.is_growing(wanted);
+        if is_told && runs_low && !suffices {
+            let announced = self.announce(now, wanted);
+            if taken.is_none() && announced.is_err() {
+                let smaller = self.group.stock.take_down(least..=wanted, &mut self.shared.budget);
+                return smaller.ok_or(Refusal::NoMemory);
             }
         }
         taken.ok_or(Refusal::NotYet)

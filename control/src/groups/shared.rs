@@ -153,6 +153,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
         self.group_of_link.get(&link).copied()
     }
 
+    /// How many connections all pollers have or will have.
+    pub(super) fn connections(&self) -> usize {
+        self.loads.iter().sum()
+    }
+
     /// How many connections a poller has or will have.
     pub(super) fn load(&self, port: PortId) -> usize {
         self.loads[port.0]

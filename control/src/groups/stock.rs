@@ -1,6 +1,7 @@
 //! The RMBs of a link group: registered with every RNIC of the group, taken and given back element
 //! by element.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use smcr_memory::{Backing, Region, Rmb, Rmbe};
@@ -32,17 +33,14 @@ impl Budget {
         self.bytes = bytes;
     }
 
-    /// How large an element a newcomer gets, of at most `size` and at least `least`: as much as a
-    /// 64th of what is left for large ones. So a few connections have room to be fast, and a crowd
-    /// in which each fills its element does not take the memory of the host.
-    pub fn size_for_one_more(&self, size: RmbeSize, least: RmbeSize) -> RmbeSize {
-        let roomy = (self.bytes / 2).min(LARGE_ONES_MAX);
-        let share = roomy.saturating_sub(self.taken) / SHARES;
-        let mut fitting = size;
-        while fitting > least && u64::from(fitting.bytes()) > share {
-            fitting = fitting.half().expect("it is larger than the least");
-        }
-        fitting
+    /// The largest size that there is room for, from `most` down to `least`.
+    pub fn affordable(&self, most: RmbeSize, least: RmbeSize) -> RmbeSize {
+        most.halved_while(least, |size| !self.has_room_for(size))
+    }
+
+    /// Whether there is room for one more element.
+    pub fn has_room_for(&self, size: RmbeSize) -> bool {
+        self.left() >= size.bytes().into()
     }
 
     /// Takes so many bytes.
@@ -116,7 +114,7 @@ impl Stock {
     /// # Errors
     ///
     /// [`Exhausted`] when the budget has no room for it.
-    pub fn take(&mut self, size: RmbeSize, budget: &mut Budget) -> Result<Option<Rmbe>, Exhausted> {
+    fn take(&mut self, size: RmbeSize, budget: &mut Budget) -> Result<Option<Rmbe>, Exhausted> {
         let known = |one: &&mut Registered| one.standing == Standing::Known && one.size == size;
         // RFC 7609 4.1 #3: RMBs of several element sizes
         let known = self.rmbs.iter_mut().filter(known);
@@ -133,6 +131,24 @@ impl Stock {
         }
         // Another RMB would not help.
         if budget.left() < size.bytes().into() { Err(Exhausted) } else { Ok(None) }
+    }
+
+    /// Takes the smallest element that is home and has one of these sizes.
+    pub fn take_up(
+        &mut self,
+        sizes: RangeInclusive<RmbeSize>,
+        budget: &mut Budget,
+    ) -> Option<Rmbe> {
+        notations(&sizes).find_map(|size| self.take(size, budget).ok().flatten())
+    }
+
+    /// Takes the largest element that is home and has one of these sizes.
+    pub fn take_down(
+        &mut self,
+        sizes: RangeInclusive<RmbeSize>,
+        budget: &mut Budget,
+    ) -> Option<Rmbe> {
+        notations(&sizes).rev().find_map(|size| self.take(size, budget).ok().flatten())
     }
 
     /// Takes an element back.
@@ -168,7 +184,7 @@ impl Stock {
     }
 
     /// Whether an RMB with elements of this size is being announced.
-    fn is_growing(&self, size: RmbeSize) -> bool {
+    pub fn is_growing(&self, size: RmbeSize) -> bool {
         self.rmbs.iter().any(|one| one.standing == Standing::Announced && one.size == size)
     }
 
@@ -355,6 +371,21 @@ impl Registered {
     }
 }
 
+/// The size of the element that a newcomer gets, of at most `most`: the more connections there are,
+/// the smaller, down to `least`.
+pub fn size_for_one_more(connections: usize, most: RmbeSize, least: RmbeSize) -> RmbeSize {
+    let mut connections = connections;
+    most.halved_while(least, |_| {
+        let are_many = connections >= FEW;
+        connections /= 2;
+        are_many
+    })
+}
+
+fn notations(sizes: &RangeInclusive<RmbeSize>) -> impl DoubleEndedIterator<Item = RmbeSize> {
+    (sizes.start().notation()..=sizes.end().notation()).map(RmbeSize::from_notation)
+}
+
 /// Elements of the first RMB of a size. Those that nobody has used cost addresses only, but a
 /// thousand peers are ordinary.
 const FIRST_ELEMENTS: u32 = 8;
@@ -362,11 +393,9 @@ const FIRST_ELEMENTS: u32 = 8;
 const GROWTH: u32 = 4;
 /// Another RMB is announced when fewer than this share of all elements is left, or none.
 const LOW_SHARE: u32 = 8;
-/// What elements of full size may take, unless half of the budget is less: enough for some five
-/// hundred connections of default size. In a crowd, each of them is slow.
-const LARGE_ONES_MAX: u64 = 128 << 20;
-/// A newcomer gets at most one of so many parts of what is left of that.
-const SHARES: u64 = 64;
+/// Connections that get elements of full size. In a crowd each of them seldom has much under way,
+/// and memory that all of them fill is more than a host can spare.
+const FEW: usize = 512;
 /// How long an RMB stays without connections.
 const IDLE: Duration = Duration::from_secs(120);
 
@@ -379,32 +408,46 @@ mod tests {
 
     use super::*;
 
-    /// Nine thousand connections that all fill their elements take what a host can spare; a few of
-    /// them have elements that carry a stream well; and a budget is used up to its end.
+    /// Nine thousand connections that all fill their elements take what a host can spare, and a
+    /// few of them have elements that carry a stream well.
     #[test]
     fn the_more_connections_there_are_the_smaller_are_new_elements() {
         let size = |kib: u32| RmbeSize::from_bytes(kib << 10).unwrap();
         let (most, least) = (size(256), size(16));
-        let mut budget = Budget::new(4 << 30);
-        let mut sizes = Vec::new();
-        for _ in 0..9000 {
-            let one = budget.size_for_one_more(most, least);
-            budget.take(one.bytes().into()).unwrap();
-            sizes.push(one);
+        for (connections, kib) in
+            [(0, 256), (511, 256), (512, 128), (1024, 64), (2048, 32), (4096, 16), (60_000, 16)]
+        {
+            assert_eq!(size_for_one_more(connections, most, least), size(kib), "{connections}");
         }
-        assert!(sizes.is_sorted_by(|one, next| one >= next));
-        assert!(sizes[..400].iter().all(|one| *one == most) && sizes[800..].contains(&least));
-        let all: u64 = sizes.iter().map(|one| u64::from(one.bytes())).sum();
-        assert!(all < 9000 * 32_768, "{all}");
-        // Who leaves makes room.
-        sizes[..4000].iter().for_each(|one| budget.give_back(one.bytes().into()));
-        assert_eq!(budget.size_for_one_more(most, least), most);
+        let all: u32 = (0..9000).map(|it| size_for_one_more(it, most, least).bytes()).sum();
+        assert!(all < 9000 * 50_000, "{all}");
+        for wish in [(most, most), (size(16), size(16)), (size(512), size(512))] {
+            assert_eq!(size_for_one_more(9000, wish.0, wish.1), wish.0, "an operator's");
+        }
+        for (left, kib) in [(1 << 20, 256), ((1 << 18) - 1, 128), (65_536, 64), (100, 16)] {
+            assert_eq!(Budget::new(left).affordable(most, least), size(kib), "{left}");
+        }
+    }
 
-        let mut small = Budget::new(1 << 20);
-        let one_more = || small.take(small.size_for_one_more(most, least).bytes().into());
-        assert_eq!(std::iter::repeat_with(one_more).take_while(Result::is_ok).count(), 64);
-        assert_eq!(small.size_for_one_more(size(16), size(64)), size(16), "an operator's wish");
-        assert_eq!(small.size_for_one_more(most, most), most, "another");
+    /// An element that is there serves a newcomer at once, and what no RMB can be made for is no
+    /// reason to stay TCP.
+    #[test]
+    fn elements_of_other_sizes_serve_as_well() {
+        let size = |kib: u32| RmbeSize::from_bytes(kib << 10).unwrap();
+        let (mut stock, mut budget) = (Stock::new(1), Budget::new(1 << 20));
+        for kib in [128, 16, 64] {
+            stock.grow(NOW, Standing::Known, size(kib)).unwrap();
+        }
+        let mut take = |from: u32, to: u32| {
+            let taken = stock.take_up(size(from)..=size(to), &mut budget);
+            taken.map(|rmbe| rmbe.capacity() >> 10)
+        };
+        assert_eq!(take(32, 256), Some(64), "the smallest that suffices");
+        assert_eq!(take(32, 64), None, "no listener gets more than its own size");
+        assert_eq!(take(32, 256), Some(128));
+        let smaller = stock.take_down(size(16)..=size(64), &mut budget);
+        assert_eq!(smaller.map(|rmbe| rmbe.capacity()), Some(16_384));
+        assert!(stock.take_down(size(16)..=size(64), &mut budget).is_none());
     }
 
     const NOW: Instant = Instant(1);

@@ -285,7 +285,8 @@ const OFFERS_TO_TRUST: u32 = 1000;
 /// How long a contention lasts at least. An attempt to return costs a slice, so at most 4 % of the
 /// time is lost.
 const RETREAT_MIN: Duration = Duration::from_millis(100);
-/// How long it lasts at most, after one attempt to return has failed after another.
+/// How long it lasts at most, after one attempt to return has failed after another. Whoever has had
+/// nothing to do for as long begins anew.
 const RETREAT_MAX: Duration = Duration::from_secs(5);
 /// After a core was free for this long, the next retreat is as short as the first one, and a thread
 /// that is not on its own core goes back to that one.

@@ -107,7 +107,7 @@ struct Shared<F: Fabric, S: Streams> {
 struct Arrived {
     completions: Vec<Completion>,
     events: Vec<Event>,
-    /// The slots of all connections, whose timers are looked at.
+    /// The slots of connections that a sweep looks at, whose timers are looked at.
     swept: Vec<u16>,
 }
 

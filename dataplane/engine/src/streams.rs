@@ -80,8 +80,8 @@ pub trait Streams {
     /// way may still be reported.
     fn unwatch(&mut self, stream: &Self::Stream);
 
-    /// `stream` is over, and somebody else closes it. Keeps nothing of it: until the next event,
-    /// which may be hours away, nothing else would give that up.
+    /// `stream` is over, and somebody else closes it. Keeps nothing of it: else its memory would
+    /// stay until the next event, which may be hours away.
     fn release(&mut self, _stream: &Self::Stream) {}
 
     /// Appends what became possible, without waiting. Returns whether the RNIC may have received

@@ -167,9 +167,13 @@ impl RmbeSize {
         self.0
     }
 
-    /// Half of it, if that has a notation.
-    pub fn half(self) -> Option<Self> {
-        self.0.checked_sub(1).map(Self)
+    /// This size, halved as often as `is_too_large` says so, but not below `least`.
+    pub fn halved_while(self, least: Self, mut is_too_large: impl FnMut(Self) -> bool) -> Self {
+        let mut size = self;
+        while size > least && is_too_large(size) {
+            size = Self(size.0 - 1);
+        }
+        size
     }
 
     /// The length of the element in bytes, from 16 KiB to 512 MiB.

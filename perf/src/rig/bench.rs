@@ -284,7 +284,7 @@ impl Bench {
 
     /// Why connections stayed TCP at the gateway in `host` since it started.
     pub(crate) fn gateway_fallbacks(&self, host: Host) -> Result<String> {
-        Ok(parse_fallbacks(&self.gateway_stats(host)?))
+        parse_fallbacks(&self.gateway_stats(host)?)
     }
 
     fn gateway_stats(&self, host: Host) -> Result<String> {

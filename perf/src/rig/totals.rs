@@ -49,11 +49,19 @@ pub(crate) fn parse_active(json: &str) -> Result<u64> {
 }
 
 /// Why connections stayed TCP since the gateway started, by the same JSON.
-pub(crate) fn parse_fallbacks(json: &str) -> String {
-    let stats: serde_json::Value = serde_json::from_str(json).unwrap_or_default();
-    let fallbacks = stats["fallbacks"].as_array().into_iter().flatten();
-    let each = fallbacks.map(|one| format!("{} {}", one["count"], one["name"]));
-    each.collect::<Vec<_>>().join(", ")
+///
+/// # Errors
+///
+/// When it does not say.
+pub(crate) fn parse_fallbacks(json: &str) -> Result<String> {
+    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
+    let fallbacks = stats["fallbacks"].as_array();
+    let fallbacks = fallbacks.ok_or_else(|| Failure::new("GET /stats has no fallbacks"))?;
+    let each = fallbacks.iter().map(|one| match (&one["count"], &one["name"]) {
+        (count, serde_json::Value::String(name)) if count.is_u64() => Ok(format!("{count} {name}")),
+        _ => Err(Failure::new("GET /stats has a fallback without a count or a name")),
+    });
+    Ok(each.collect::<Result<Vec<_>>>()?.join(", "))
 }
 
 #[cfg(test)]
@@ -77,8 +85,10 @@ mod tests {
     #[test]
     fn whoever_stayed_tcp_has_a_reason() {
         let json = r#"{"fallbacks":[{"code":1,"name":"A","count":3},{"name":"B","count":1}]}"#;
-        assert_eq!(parse_fallbacks(json), r#"3 "A", 1 "B""#);
-        assert_eq!(parse_fallbacks("<html>"), "");
+        assert_eq!(parse_fallbacks(json).unwrap(), "3 A, 1 B");
+        for renamed in ["<html>", r#"{"fallback":[]}"#, &json.replace("name", "called")] {
+            assert!(parse_fallbacks(renamed).is_err(), "{renamed}");
+        }
     }
 
     /// A key that was renamed must not read as silence.

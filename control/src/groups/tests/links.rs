@@ -7,12 +7,12 @@ use smcr_proto::link_group::Symmetry;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::rkeys::RkeyOnLink;
 use smcr_proto::wire::llc::{AddLink, ConfirmRkey, DeleteLink, DeleteReason, Llc};
-use smcr_proto::{Mtu, Psn, Qpn, Rkey};
+use smcr_proto::{Mtu, Psn, Qpn, Rkey, RmbeSize};
 use smcr_rnic::dice::Chance;
 use smcr_rnic::sim::Odds;
 
 use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE, gid};
-use crate::groups::{BadOffer, Event, GroupId, PortId, Taken, Unnamed};
+use crate::groups::{BadOffer, Event, GroupId, PortId, Refusal, Taken, Unnamed};
 use crate::operate::OperateError;
 
 fn symmetry(host: &Host, group: GroupId) -> Symmetry {
@@ -340,6 +340,34 @@ fn the_next_rmb_is_known_before_it_is_needed() {
         pair.pass(Duration::from_secs(300));
         assert_eq!(rmbs(&mut pair), 1);
     }
+}
+
+/// When a crowd comes, newcomers get smaller elements, and nobody waits because of that: what is
+/// there serves meanwhile. When it has left, they get elements of full size again.
+#[test]
+fn a_crowd_makes_elements_smaller_and_nobody_wait() {
+    let (mut pair, client, _, _) = established(1, 1);
+    let join = |pair: &mut Pair| {
+        let (now, groups) = (pair.now, &mut pair.client.groups);
+        let link = groups.best_link(client).unwrap();
+        let joined = groups.join(now, client, link, RmbeSize::KIB_64);
+        pair.settle();
+        joined.map(|joined| joined.rmbe.size())
+    };
+    let crowd = |pair: &mut Pair, comes: bool| {
+        let shared = &mut pair.client.groups.shared;
+        (0..2048).for_each(|_| match comes {
+            true => shared.connection_came(PortId(0)),
+            false => shared.connection_went(PortId(0)),
+        });
+    };
+    assert_eq!(join(&mut pair), Err(Refusal::NotYet), "the first of its size is announced");
+    assert_eq!(join(&mut pair), Ok(RmbeSize::KIB_64));
+    crowd(&mut pair, true);
+    let sizes: Vec<_> = (0..20).map(|_| join(&mut pair).expect("no wait")).collect();
+    assert_eq!(sizes.iter().filter(|size| **size == SIZE).count(), 20, "{sizes:?}");
+    crowd(&mut pair, false);
+    assert_eq!(join(&mut pair), Ok(RmbeSize::KIB_64));
 }
 
 /// A group that is over leaves nothing registered with any RNIC: memory that stayed open to writes

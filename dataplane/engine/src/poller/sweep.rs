@@ -30,11 +30,14 @@ impl Sweep {
         self.at
     }
 
-    /// These were looked at, of so many in all.
+    /// Notes that these slots were looked at. `connections` is how many there are.
     fn advance(&mut self, now: Instant, looked_at: &[u16], connections: usize) {
         let goes_on = looked_at.len() == AT_ONCE;
         let from = looked_at.last().filter(|_| goes_on).map_or(0, |last| last + 1);
-        *self = Self { at: now + EVERY / parts(connections), from };
+        let step = EVERY / parts(connections);
+        // Who is late is not late again each time.
+        let at = if now.since(self.at) < step { self.at + step } else { now + step };
+        *self = Self { at, from };
     }
 }
 

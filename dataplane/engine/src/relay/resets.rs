@@ -58,10 +58,11 @@ impl<T> Relay<T> {
     /// lost nothing.
     fn drop_near(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) {
         self.note_bypassed(turn.now, turn.streams, turn.counters);
-        if let Some(near) = self.near.take()
-            && !near.is_done()
-        {
-            turn.streams.reset_on_close(&near.stream);
+        if let Some(near) = self.near.take() {
+            turn.streams.release(&near.stream);
+            if !near.is_done() {
+                turn.streams.reset_on_close(&near.stream);
+            }
         }
     }
 }
