@@ -18,32 +18,49 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     pub(super) fn take_element(&mut self, now: Instant, most: RmbeSize) -> Result<Rmbe, Refusal> {
         let least = self.shared.settings.rmbe_size_min.min(most);
         let wanted = size_for_one_more(self.shared.connections(), most, least);
-        let wanted = self.shared.budget.affordable(wanted, least);
         if matches!(self.group.phase, Phase::Opening) && self.group.stock.rmbs() == 0 {
             // The peer learns of it by CLC.
-            self.grow(now, Standing::Known, wanted).map_err(|Exhausted| Refusal::NoMemory)?;
+            self.try_sizes(wanted, least, |group, size| group.grow(now, Standing::Known, size))
+                .map_err(|Exhausted| Refusal::NoMemory)?;
         }
+        // Nobody waits for a size: what is there serves, and who comes later gets another.
         // RFC 7609 3.5.2.1 #4: take a free element that fits
         // RFC 7609 3.5.2.2 #5: client allocates its own element
-        let taken = self.group.stock.take_up(wanted..=most, &mut self.shared.budget);
-        if taken.is_none() && !self.shared.budget.has_room_for(wanted) {
-            return Err(Refusal::NoMemory);
-        }
-        let size = taken.as_ref().map_or(wanted, Rmbe::size);
+        let (stock, budget) = (&mut self.group.stock, &mut self.shared.budget);
+        let taken = stock.take_up(wanted..=most, budget);
+        let taken = taken.or_else(|| stock.take_down(least..=wanted, budget));
         // A group that will be full soon needs no RMB for connections that it will not take in.
         let still_to_come = self.group.members_max().saturating_sub(self.group.members.len() + 1);
-        let suffices = taken.is_some() && self.group.stock.free(size) as usize >= still_to_come;
+        let home = self.group.stock.free(&(wanted..=most));
+        let suffices = taken.is_some() && home as usize >= still_to_come;
         // Before the machine runs nobody can be told of another RMB.
         let is_told = self.group.machine().is_some();
-        let runs_low = self.group.stock.runs_low(size) && !self.group.stock.is_growing(wanted);
-        if is_told && runs_low && !suffices {
-            let announced = self.announce(now, wanted);
-            if taken.is_none() && announced.is_err() {
-                let smaller = self.group.stock.take_down(least..=wanted, &mut self.shared.budget);
-                return smaller.ok_or(Refusal::NoMemory);
+        if is_told && self.group.stock.runs_low(&(wanted..=most)) && !suffices {
+            let announced = self.try_sizes(wanted, least, |group, size| group.announce(now, size));
+            if taken.is_none() {
+                announced.map_err(|Exhausted| Refusal::NoMemory)?;
             }
         }
-        taken.ok_or(Refusal::NotYet)
+        let will_come = self.group.stock.is_growing(&(least..=most)) || !is_told;
+        taken.ok_or(if will_come { Refusal::NotYet } else { Refusal::NoMemory })
+    }
+
+    /// Does something with an RMB of elements of the size `most`, or of half that, and so on, until
+    /// there is memory for it.
+    fn try_sizes<T>(
+        &mut self,
+        most: RmbeSize,
+        least: RmbeSize,
+        mut try_one: impl FnMut(&mut Self, RmbeSize) -> Result<T, Exhausted>,
+    ) -> Result<T, Exhausted> {
+        let mut size = most;
+        loop {
+            let has_room = self.shared.budget.has_room_for(size);
+            match if has_room { try_one(self, size) } else { Err(Exhausted) } {
+                Err(Exhausted) if size > least => size = size.half(),
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Another RMB, made known to the peer before anybody needs it.

@@ -33,11 +33,6 @@ impl Budget {
         self.bytes = bytes;
     }
 
-    /// The largest size that there is room for, from `most` down to `least`.
-    pub fn affordable(&self, most: RmbeSize, least: RmbeSize) -> RmbeSize {
-        most.halved_while(least, |size| !self.has_room_for(size))
-    }
-
     /// Whether there is room for one more element.
     pub fn has_room_for(&self, size: RmbeSize) -> bool {
         self.left() >= size.bytes().into()
@@ -168,41 +163,49 @@ impl Stock {
         home.idle_since = (home.rmb.in_use() == 0).then_some(now);
     }
 
-    /// Whether few elements of this size are left to offer, and no RMB of them is being announced.
-    pub fn runs_low(&self, size: RmbeSize) -> bool {
-        let all = self.known(size).map(|one| u32::from(one.rmb.elements())).sum::<u32>();
-        self.free(size) < (all / LOW_SHARE).max(1) && !self.is_growing(size)
+    /// Whether few elements of these sizes are left to offer, and no RMB with such is being
+    /// announced.
+    pub fn runs_low(&self, sizes: &RangeInclusive<RmbeSize>) -> bool {
+        let all = self.known(sizes).map(|one| u32::from(one.rmb.elements())).sum::<u32>();
+        self.free(sizes) < (all / LOW_SHARE).max(1) && !self.is_growing(sizes)
     }
 
-    /// How many elements of this size are home, in RMBs that the peer knows.
-    pub fn free(&self, size: RmbeSize) -> u32 {
-        self.known(size).map(|one| u32::from(one.rmb.elements() - one.rmb.in_use())).sum()
+    /// How many elements of these sizes are home, in RMBs that the peer knows.
+    pub fn free(&self, sizes: &RangeInclusive<RmbeSize>) -> u32 {
+        self.known(sizes).map(|one| u32::from(one.rmb.elements() - one.rmb.in_use())).sum()
     }
 
-    fn known(&self, size: RmbeSize) -> impl Iterator<Item = &Registered> {
-        self.rmbs.iter().filter(move |one| one.standing == Standing::Known && one.size == size)
+    fn known(&self, sizes: &RangeInclusive<RmbeSize>) -> impl Iterator<Item = &Registered> {
+        let is_known = |one: &&Registered| one.standing == Standing::Known;
+        self.rmbs.iter().filter(is_known).filter(|one| sizes.contains(&one.size))
     }
 
-    /// Whether an RMB with elements of this size is being announced.
-    pub fn is_growing(&self, size: RmbeSize) -> bool {
-        self.rmbs.iter().any(|one| one.standing == Standing::Announced && one.size == size)
+    /// Whether an RMB with elements of one of these sizes is being announced.
+    pub fn is_growing(&self, sizes: &RangeInclusive<RmbeSize>) -> bool {
+        let is_announced = |one: &&Registered| one.standing == Standing::Announced;
+        self.rmbs.iter().filter(is_announced).any(|one| sizes.contains(&one.size))
     }
 
     /// An RMB that has been idle for so long that it can be withdrawn: the youngest, and never the
-    /// last that the peer knows.
+    /// last that the peer knows, nor the first of the largest elements.
     // RFC 7609 3.5.5.2.2 #1: delete only unused RMBs
     // RFC 7609 3.5.5.2.2 #2: keep unused RMB for a while
     pub fn long_idle(&self, now: Instant) -> Option<RmbIndex> {
-        let mut known = self.rmbs.iter().filter(|one| one.standing == Standing::Known);
-        known.next()?;
         let idle = |one: &&Registered| one.idle_since.is_some_and(|since| now.since(since) >= IDLE);
-        known.filter(idle).map(|one| one.index).next_back()
+        self.dispensable().filter(idle).map(|one| one.index).last()
     }
 
     /// When [`long_idle`](Self::long_idle) may have something to say, at the latest.
     pub fn idle_deadline(&self) -> Option<Instant> {
-        let known = self.rmbs.iter().filter(|one| one.standing == Standing::Known).skip(1);
-        known.filter_map(|one| one.idle_since).min().map(|since| since + IDLE)
+        self.dispensable().filter_map(|one| one.idle_since).min().map(|since| since + IDLE)
+    }
+
+    /// All RMBs that the peer knows, but for one of the largest elements: who comes to an idle
+    /// group next must not get a small one.
+    fn dispensable(&self) -> impl Iterator<Item = &Registered> {
+        let known = || self.rmbs.iter().filter(|one| one.standing == Standing::Known);
+        let kept = known().rev().max_by_key(|one| one.size).map(|one| one.index);
+        known().filter(move |one| Some(one.index) != kept)
     }
 
     /// Notes what the peer knows of an RMB now.
@@ -374,12 +377,11 @@ impl Registered {
 /// The size of the element that a newcomer gets, of at most `most`: the more connections there are,
 /// the smaller, down to `least`.
 pub fn size_for_one_more(connections: usize, most: RmbeSize, least: RmbeSize) -> RmbeSize {
-    let mut connections = connections;
-    most.halved_while(least, |_| {
-        let are_many = connections >= FEW;
-        connections /= 2;
-        are_many
-    })
+    let (mut size, mut connections) = (most, connections);
+    while size > least && connections >= FEW {
+        (size, connections) = (size.half(), connections / 2);
+    }
+    size
 }
 
 fn notations(sizes: &RangeInclusive<RmbeSize>) -> impl DoubleEndedIterator<Item = RmbeSize> {
@@ -423,9 +425,6 @@ mod tests {
         assert!(all < 9000 * 50_000, "{all}");
         for wish in [(most, most), (size(16), size(16)), (size(512), size(512))] {
             assert_eq!(size_for_one_more(9000, wish.0, wish.1), wish.0, "an operator's");
-        }
-        for (left, kib) in [(1 << 20, 256), ((1 << 18) - 1, 128), (65_536, 64), (100, 16)] {
-            assert_eq!(Budget::new(left).affordable(most, least), size(kib), "{left}");
         }
     }
 
@@ -490,7 +489,7 @@ mod tests {
         let mut stock = Stock::new(255);
         let (mut taken, mut sizes) = (Vec::new(), Vec::new());
         for _ in 0..255 {
-            if stock.runs_low(size) {
+            if stock.runs_low(&(size..=size)) {
                 let before = stock.elements().0;
                 stock.grow(NOW, Standing::Known, size).unwrap();
                 sizes.push((taken.len(), stock.elements().0 - before));
@@ -578,16 +577,22 @@ mod tests {
         let mut budget = Budget::new(1 << 20);
         let mut stock = Stock::new(2);
         for size in [small, large] {
-            assert!(stock.take(size, &mut budget).unwrap().is_none() && stock.runs_low(size));
+            assert!(
+                stock.take(size, &mut budget).unwrap().is_none() && stock.runs_low(&(size..=size))
+            );
             stock.grow(NOW, Standing::Announced, size).unwrap();
-            assert!(!stock.runs_low(size), "it is on its way");
+            assert!(!stock.runs_low(&(size..=size)), "it is on its way");
         }
         stock.set_standing(RmbIndex(0), Standing::Known);
         stock.set_standing(RmbIndex(1), Standing::Known);
         let mut take = |size| stock.take(size, &mut budget).unwrap();
         let taken = [large, small, large].map(|size| take(size).unwrap());
         assert_eq!(taken.each_ref().map(Rmbe::size), [large, small, large]);
-        assert!(take(large).is_none() && stock.runs_low(large) && !stock.runs_low(small));
+        assert!(
+            take(large).is_none()
+                && stock.runs_low(&(large..=large))
+                && !stock.runs_low(&(small..=small))
+        );
         taken.into_iter().for_each(|rmbe| stock.give_back(NOW, rmbe, &mut budget));
         stock.close(&mut budget);
     }

@@ -167,13 +167,9 @@ impl RmbeSize {
         self.0
     }
 
-    /// This size, halved as often as `is_too_large` says so, but not below `least`.
-    pub fn halved_while(self, least: Self, mut is_too_large: impl FnMut(Self) -> bool) -> Self {
-        let mut size = self;
-        while size > least && is_too_large(size) {
-            size = Self(size.0 - 1);
-        }
-        size
+    /// Half of it, or the smallest size if this is that.
+    pub const fn half(self) -> Self {
+        Self(self.0.saturating_sub(1))
     }
 
     /// The length of the element in bytes, from 16 KiB to 512 MiB.

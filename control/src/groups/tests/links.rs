@@ -12,7 +12,7 @@ use smcr_rnic::dice::Chance;
 use smcr_rnic::sim::Odds;
 
 use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE, gid};
-use crate::groups::{BadOffer, Event, GroupId, PortId, Refusal, Taken, Unnamed};
+use crate::groups::{BadOffer, Event, GroupId, PortId, Taken, Unnamed};
 use crate::operate::OperateError;
 
 fn symmetry(host: &Host, group: GroupId) -> Symmetry {
@@ -342,32 +342,34 @@ fn the_next_rmb_is_known_before_it_is_needed() {
     }
 }
 
-/// When a crowd comes, newcomers get smaller elements, and nobody waits because of that: what is
-/// there serves meanwhile. When it has left, they get elements of full size again.
+/// When a crowd comes, newcomers get smaller elements, and when it has left, larger ones. Nobody
+/// waits for a size: what is there serves meanwhile.
 #[test]
 fn a_crowd_makes_elements_smaller_and_nobody_wait() {
     let (mut pair, client, _, _) = established(1, 1);
-    let join = |pair: &mut Pair| {
-        let (now, groups) = (pair.now, &mut pair.client.groups);
-        let link = groups.best_link(client).unwrap();
-        let joined = groups.join(now, client, link, RmbeSize::KIB_64);
-        pair.settle();
-        joined.map(|joined| joined.rmbe.size())
+    let take = |pair: &mut Pair, count: usize| {
+        let join = |_| {
+            let (now, groups) = (pair.now, &mut pair.client.groups);
+            let link = groups.best_link(client).unwrap();
+            let joined = groups.join(now, client, link, RmbeSize::KIB_64);
+            pair.settle();
+            joined.expect("no wait").rmbe.capacity() >> 10
+        };
+        (0..count).map(join).collect::<Vec<_>>()
     };
-    let crowd = |pair: &mut Pair, comes: bool| {
+    let crowd = |pair: &mut Pair, count: i32| {
         let shared = &mut pair.client.groups.shared;
-        (0..2048).for_each(|_| match comes {
-            true => shared.connection_came(PortId(0)),
-            false => shared.connection_went(PortId(0)),
-        });
+        (0..count).for_each(|_| shared.connection_came(PortId(0)));
+        (count..0).for_each(|_| shared.connection_went(PortId(0)));
     };
-    assert_eq!(join(&mut pair), Err(Refusal::NotYet), "the first of its size is announced");
-    assert_eq!(join(&mut pair), Ok(RmbeSize::KIB_64));
-    crowd(&mut pair, true);
-    let sizes: Vec<_> = (0..20).map(|_| join(&mut pair).expect("no wait")).collect();
-    assert_eq!(sizes.iter().filter(|size| **size == SIZE).count(), 20, "{sizes:?}");
-    crowd(&mut pair, false);
-    assert_eq!(join(&mut pair), Ok(RmbeSize::KIB_64));
+    // The RMB of the first contact has four elements of 16 KiB, one of which is taken.
+    assert_eq!(take(&mut pair, 3), [16, 64, 64], "the first of full size were announced meanwhile");
+    crowd(&mut pair, 600);
+    assert_eq!(take(&mut pair, 3), [64, 64, 32], "what is there is used up first");
+    crowd(&mut pair, 3000);
+    assert_eq!(take(&mut pair, 2), [16, 16]);
+    crowd(&mut pair, -3600);
+    assert_eq!(take(&mut pair, 2), [32, 64]);
 }
 
 /// A group that is over leaves nothing registered with any RNIC: memory that stayed open to writes
