@@ -153,14 +153,22 @@ fn smoke_a_busy_core_is_left_and_taken_back() {
 /// How long a gateway may stay awake after work.
 const SETTLED: Duration = Duration::from_millis(300);
 
+/// One of three spans of three seconds must be quiet: links that have just come up have something
+/// to do now and then, and what the host does meanwhile may be charged to whoever is interrupted.
 fn assert_idle(pair: &Pair<'_>, when: &str) {
     /// In units of `USER_HZ`, 100 per second.
     const TICKS_MAX: u64 = 2;
     let both = || [&pair.a, &pair.b].map(|gateway| cpu_ticks(gateway.process.id()));
-    let before = both();
-    thread::sleep(Duration::from_secs(3));
-    for (before, after) in before.into_iter().zip(both()) {
-        assert!(after - before <= TICKS_MAX, "{} ticks in 3 s, {when}", after - before);
+    let used = || {
+        let before = both();
+        thread::sleep(Duration::from_secs(3));
+        let used = before.into_iter().zip(both()).map(|(before, after)| after - before);
+        used.max().expect("there are two")
+    };
+    let mut spans = Vec::new();
+    while spans.last().is_none_or(|ticks| *ticks > TICKS_MAX) {
+        assert!(spans.len() < 3, "{spans:?} ticks in 3 s each, {when}");
+        spans.push(used());
     }
 }
 

@@ -31,15 +31,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let taken = taken.or_else(|| stock.take_down(least..=wanted, budget));
         // A group that will be full soon needs no RMB for connections that it will not take in.
         let still_to_come = self.group.members_max().saturating_sub(self.group.members.len() + 1);
-        let home = self.group.stock.free(&(wanted..=most));
-        let suffices = taken.is_some() && home as usize >= still_to_come;
+        let (stock, sizes) = (&self.group.stock, wanted..=most);
+        let suffices = taken.is_some() && stock.free(&sizes) as usize >= still_to_come;
+        let lacks = stock.runs_low(&sizes) || taken.is_none() && !stock.is_growing(&sizes);
         // Before the machine runs nobody can be told of another RMB.
         let is_told = self.group.machine().is_some();
-        if is_told && self.group.stock.runs_low(&(wanted..=most)) && !suffices {
-            let announced = self.try_sizes(wanted, least, |group, size| group.announce(now, size));
-            if taken.is_none() {
-                announced.map_err(|Exhausted| Refusal::NoMemory)?;
-            }
+        if is_told && lacks && !suffices {
+            // Whoever has no element waits for whatever is under way.
+            let _ = self.try_sizes(wanted, least, |group, size| {
+                // Where there is memory for smaller ones only, not one RMB after another.
+                let lacks = group.group.stock.runs_low(&(size..=size));
+                if lacks { group.announce(now, size) } else { Ok(()) }
+            });
         }
         let will_come = self.group.stock.is_growing(&(least..=most)) || !is_told;
         taken.ok_or(if will_come { Refusal::NotYet } else { Refusal::NoMemory })

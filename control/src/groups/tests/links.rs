@@ -12,7 +12,7 @@ use smcr_rnic::dice::Chance;
 use smcr_rnic::sim::Odds;
 
 use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE, gid};
-use crate::groups::{BadOffer, Event, GroupId, PortId, Taken, Unnamed};
+use crate::groups::{BadOffer, Event, GroupId, PortId, Refusal, Taken, Unnamed};
 use crate::operate::OperateError;
 
 fn symmetry(host: &Host, group: GroupId) -> Symmetry {
@@ -370,6 +370,25 @@ fn a_crowd_makes_elements_smaller_and_nobody_wait() {
     assert_eq!(take(&mut pair, 2), [16, 16]);
     crowd(&mut pair, -3600);
     assert_eq!(take(&mut pair, 2), [32, 64]);
+}
+
+/// Where there is memory for small elements only, an RMB of such is announced, once; and when that
+/// memory is taken, connections stay TCP.
+#[test]
+fn short_memory_is_good_for_smaller_elements() {
+    let (mut pair, client, _, _) = established(1, 1);
+    let groups = &mut pair.client.groups;
+    // One element of 16 KiB is taken, three are home, and there are not 64 KiB left.
+    groups.shared.budget.change(4 * 16_384 + 10_000);
+    let link = groups.best_link(client).unwrap();
+    let mut join = |now| groups.join(now, client, link, RmbeSize::KIB_64);
+    let capacities: Vec<_> = (0..3).map(|_| join(pair.now).unwrap().rmbe.capacity()).collect();
+    assert_eq!(capacities, [16_384; 3]);
+    assert_eq!(join(pair.now).err(), Some(Refusal::NotYet), "one of 32 KiB is under way");
+    assert_eq!(pair.client.groups.at(client).unwrap().stock.rmbs(), 2);
+    pair.settle();
+    let refused = pair.client.groups.join(pair.now, client, link, RmbeSize::KIB_64).err();
+    assert_eq!(refused, Some(Refusal::NoMemory));
 }
 
 /// A group that is over leaves nothing registered with any RNIC: memory that stayed open to writes
