@@ -40,7 +40,8 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
-    /// Print the medians of two result files side by side.
+    /// Print the medians of two result files side by side. Where the machine is uneven, measure both
+    /// builds in one run instead: `run --before`.
     Compare { before: PathBuf, after: PathBuf },
     /// Serve until killed.
     Serve {
@@ -92,6 +93,16 @@ struct RunArguments {
     /// The gateway's binary; by default the one in this binary's folder.
     #[arg(long)]
     smcgate: Option<PathBuf>,
+    /// The binary of another build. On every path with gateways, it is measured in turn with the
+    /// one above, and a table compares the two, round by round.
+    #[arg(long, value_name = "BINARY")]
+    before: Option<PathBuf>,
+    /// Of which commit it is.
+    #[arg(long, value_name = "COMMIT", requires = "before")]
+    before_commit: Option<String>,
+    /// Count the system calls of proxies, too, with `perf`. It slows them.
+    #[arg(long)]
+    calls: bool,
     /// On the paths with rings, programs watch them for so many microseconds before they sleep; by
     /// default as long as they find worth it.
     #[arg(long, value_name = "MICROSECONDS")]
@@ -228,12 +239,18 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
             smcgate.display()
         )));
     }
+    if let Some(before) = arguments.before.as_ref().filter(|before| !before.exists()) {
+        return Err(Failure::new(format!("{} is not there", before.display())));
+    }
     Ok(Plan {
         scenarios: arguments.scenarios,
         rounds: arguments.rounds,
         duration: arguments.seconds,
         paths: arguments.paths,
         smcgate,
+        before: arguments.before,
+        before_commit: arguments.before_commit,
+        is_counting_calls: arguments.calls,
         idle_policy: arguments.poll,
         pin: arguments.pin,
         local: arguments.local,

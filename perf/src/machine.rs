@@ -1,6 +1,8 @@
 //! Describes the machine of a measurement, as far as that explains the figures.
 
 use std::fs;
+use std::io;
+use std::ops::Add;
 use std::process::Command;
 use std::thread;
 
@@ -16,6 +18,9 @@ pub(crate) struct Machine {
     pub(crate) date: String,
     /// The commit that was measured, `-dirty` if files had changed; empty without git.
     pub(crate) commit: String,
+    /// The commit that it is compared with; empty where there is none, or nobody said.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) commit_before: String,
     pub(crate) cpu_model: String,
     pub(crate) cores: usize,
     pub(crate) memory_bytes: u64,
@@ -43,6 +48,7 @@ impl Machine {
         Self {
             date,
             commit: first_line("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
+            commit_before: String::new(),
             cpu_model: labelled("/proc/cpuinfo", "model name"),
             cores: thread::available_parallelism().map_or(0, usize::from),
             memory_bytes: kilobytes("/proc/meminfo", "MemTotal"),
@@ -71,9 +77,56 @@ pub(crate) fn process_cpu_s(pid: u32) -> f64 {
     process_ticks(&read(&format!("/proc/{pid}/stat"))) / TICKS_PER_S
 }
 
-/// The largest resident size that process `pid` ever had, in bytes. Zero if it has ended.
+/// The largest resident size that process `pid` had since [`forget_peak_rss`], in bytes. Zero if it
+/// has ended.
 pub(crate) fn peak_rss_bytes(pid: u32) -> u64 {
     kilobytes(&format!("/proc/{pid}/status"), "VmHWM")
+}
+
+/// The resident size of process `pid`, in bytes. Zero if it has ended.
+pub(crate) fn rss_bytes(pid: u32) -> u64 {
+    kilobytes(&format!("/proc/{pid}/status"), "VmRSS")
+}
+
+/// Has the peak of process `pid` begin with its present size.
+///
+/// # Errors
+///
+/// When the process has ended, or is not ours to ask.
+pub(crate) fn forget_peak_rss(pid: u32) -> io::Result<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")
+}
+
+/// How often threads left their cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Switches {
+    /// Because they had nothing to do: each is followed by a wake-up.
+    pub(crate) sleeps: u64,
+    /// Because the scheduler preferred another one, or because they offered their core to it.
+    pub(crate) preemptions: u64,
+}
+
+/// The switches of all threads that process `pid` has now. None if it has ended.
+pub(crate) fn switches(pid: u32) -> Switches {
+    let mut sum = Switches::default();
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let status = thread.path().join("status");
+        let count = |label| labelled(&status.to_string_lossy(), label).parse().unwrap_or(0);
+        sum.sleeps += count("voluntary_ctxt_switches");
+        sum.preemptions += count("nonvoluntary_ctxt_switches");
+    }
+    sum
+}
+
+impl Add for Switches {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            sleeps: self.sleeps + other.sleeps,
+            preemptions: self.preemptions + other.preemptions,
+        }
+    }
 }
 
 /// `utime` and `stime` of a line of `/proc/PID/stat`, whose second field may contain blanks.
@@ -133,5 +186,36 @@ mod tests {
         }
         assert!(machine_cpu_s() >= before.0 + 0.01, "{sum}");
         assert!(peak_rss_bytes(pid) > 100_000);
+    }
+
+    /// A peak of the measurement before must not be that of the next one.
+    #[test]
+    fn a_peak_can_be_forgotten() {
+        let pid = std::process::id();
+        let bytes = 200 << 20;
+        drop(std::hint::black_box(vec![1_u8; bytes]));
+        let peak = peak_rss_bytes(pid);
+        assert!(peak > bytes as u64, "{peak}");
+        forget_peak_rss(pid).unwrap();
+        let (now, later) = (rss_bytes(pid), peak_rss_bytes(pid));
+        assert!(later < peak / 2 && now <= later + (1 << 20), "{peak}, then {now} and {later}");
+    }
+
+    /// A sleep is counted for the thread that sleeps, whichever it is.
+    #[test]
+    fn sleeps_of_all_threads_are_counted() {
+        let before = switches(std::process::id());
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let sleeper = thread::spawn(move || {
+            for _ in 0..50 {
+                thread::sleep(std::time::Duration::from_millis(1));
+            }
+            stopped.recv().ok()
+        });
+        thread::sleep(std::time::Duration::from_millis(200));
+        let after = switches(std::process::id());
+        drop(stop);
+        sleeper.join().unwrap();
+        assert!(after.sleeps >= before.sleeps + 50, "{before:?}, then {after:?}");
     }
 }

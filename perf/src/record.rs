@@ -16,6 +16,9 @@ use crate::rig::time_wait::TimeWaits;
 /// Version of the format of a line. Fields may be added without changing it.
 pub(crate) const SCHEMA: u32 = 1;
 
+/// Behind the path of measurements of the build that others are compared with.
+pub(crate) const BEFORE: &str = "@before";
+
 /// One line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
@@ -31,7 +34,8 @@ pub(crate) struct Measurement {
     pub(crate) schema: u32,
     /// Name of the workload: `RR-32`, `STR`, …
     pub(crate) scenario: String,
-    /// `direct`, `haproxy`, `smcgate`, or `smcgate-` and a kind of RNIC.
+    /// `direct`, `haproxy`, `smcgate`, or `smcgate-` and a kind of RNIC; with [`BEFORE`] behind it,
+    /// where the gateways are those that the others are compared with.
     pub(crate) path: String,
     /// The busy loops beside the measurement: `alone`, or `LOOPS@NICE`.
     #[serde(default = "alone")]
@@ -43,6 +47,12 @@ pub(crate) struct Measurement {
     /// did; `host`, also before they could.
     #[serde(default = "host")]
     pub(crate) local: String,
+    /// The gateways' `[poll] policy`.
+    #[serde(default = "adaptive")]
+    pub(crate) poll: String,
+    /// How long programs watched their rings before they slept; none: as they decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) spin_us: Option<u32>,
     /// 1 is the first round.
     pub(crate) round: u32,
     pub(crate) elapsed_s: f64,
@@ -71,8 +81,21 @@ pub(crate) struct Measurement {
     /// Busy time of all cores: proxies, applications, interrupts, and whatever else ran, except
     /// the busy loops that the harness started.
     pub(crate) cpu_s_machine: f64,
-    /// Largest resident size either proxy has had since the run began, the sum of both.
+    /// Resident size before the load, the sum of both proxies; zero in older files.
+    #[serde(default)]
+    pub(crate) rss_bytes_proxies_before: u64,
+    /// Largest resident size that each had during the load, the sum of both; in older files, since
+    /// the run began.
     pub(crate) peak_rss_bytes_proxies: u64,
+    /// How often threads of both proxies went to sleep; none in older files.
+    #[serde(default)]
+    pub(crate) sleeps_proxies: Option<u64>,
+    /// How often they lost their cores to others, or offered them.
+    #[serde(default)]
+    pub(crate) preemptions_proxies: Option<u64>,
+    /// System calls of both proxies per second, if they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) calls_per_s_proxies: Option<f64>,
     /// How many connections gateway A made over SMC-R during this measurement.
     pub(crate) connections_smc: Option<u64>,
     /// How many stayed TCP. Always zero in a file, because otherwise the run fails.
@@ -97,6 +120,11 @@ fn alone() -> String {
 /// The value for older files, whose gateways all ran on fixed cores.
 fn fixed() -> String {
     Pin::Fixed.to_string()
+}
+
+/// The value for older files.
+fn adaptive() -> String {
+    "adaptive".to_owned()
 }
 
 /// The value for older files.
@@ -206,6 +234,8 @@ pub(crate) mod tests {
             beside: alone(),
             pin: fixed(),
             local: host(),
+            poll: adaptive(),
+            spin_us: None,
             round,
             elapsed_s: 3.0,
             connections: 1,
@@ -223,7 +253,11 @@ pub(crate) mod tests {
             errors: 0,
             cpu_s_proxies: 0.0,
             cpu_s_machine: 0.0,
+            rss_bytes_proxies_before: 0,
             peak_rss_bytes_proxies: 0,
+            sleeps_proxies: None,
+            preemptions_proxies: None,
+            calls_per_s_proxies: None,
             connections_smc: None,
             connections_tcp: None,
             packets: None,
@@ -237,6 +271,7 @@ pub(crate) mod tests {
         Machine {
             date: "2026-11-21T00:00:00Z".into(),
             commit: "0123456789ab".into(),
+            commit_before: String::new(),
             cpu_model: "Abacus".into(),
             cores: 2,
             memory_bytes: 1 << 33,

@@ -1,60 +1,13 @@
-//! Markdown tables: medians, and ratios to the HAProxy pair with their targets.
+//! Markdown tables: medians, what proxies did for each request, and ratios with their targets.
+
+mod ratios;
+mod work;
 
 use std::fmt::Write as _;
 
 use crate::machine::Machine;
-use crate::record::{Measurement, Results};
+use crate::record::{BEFORE, Measurement, Results};
 use crate::summary::{Cell, Figure};
-
-/// The target for the ratio of smcgate to the HAProxy pair of the same run.
-#[derive(Clone, Copy, Debug)]
-enum Bound {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-/// A performance goal of the design. It is shown in reports but never asserted.
-struct Target {
-    scenarios: &'static [&'static str],
-    figure: Figure,
-    bound: Bound,
-}
-
-const TARGETS: [Target; 9] = [
-    Target { scenarios: &["RR-1"], figure: Figure::P50, bound: Bound::AtMost(0.5) },
-    Target { scenarios: &["RR-1"], figure: Figure::P99, bound: Bound::AtMost(0.6) },
-    Target {
-        scenarios: &["RR-1 beside 1@5", "RR-1 beside 2@5", "RR-1 beside 2@0"],
-        figure: Figure::P50,
-        bound: Bound::AtMost(1.0),
-    },
-    Target {
-        scenarios: &["RR-32", "RR-32-http"],
-        figure: Figure::Throughput,
-        bound: Bound::AtLeast(1.5),
-    },
-    Target { scenarios: &["RR-32", "RR-32-http"], figure: Figure::P99, bound: Bound::AtMost(0.7) },
-    Target {
-        scenarios: &["STR", "STR-cubic", "STR-reverse"],
-        figure: Figure::Throughput,
-        bound: Bound::AtLeast(1.5),
-    },
-    Target {
-        scenarios: &["STR beside 1@5", "STR beside 2@5", "STR beside 2@0"],
-        figure: Figure::Throughput,
-        bound: Bound::AtLeast(1.0),
-    },
-    Target {
-        scenarios: &["STR", "STR-cubic", "STR-reverse", "RR-32"],
-        figure: Figure::MachineCpu,
-        bound: Bound::AtMost(0.7),
-    },
-    Target {
-        scenarios: &["CRR", "CRR-http"],
-        figure: Figure::Throughput,
-        bound: Bound::AtLeast(1.0),
-    },
-];
 
 /// One line about one measurement, printed during the run.
 pub(crate) fn progress(measurement: &Measurement) -> String {
@@ -96,7 +49,11 @@ pub(crate) fn markdown(results: &Results) -> String {
         writeln!(text, "| {scenario} | {path}{errors} | {figures} | {rss} | {packets} |")
             .expect("a string takes all");
     }
-    text + &sustained(&results.measurements) + &ratios(&cells)
+    text + &work::table(&cells)
+        + &sustained(&results.measurements)
+        + &ratios::to_haproxy(&cells)
+        + &ratios::of_kinds(&cells)
+        + &ratios::of_builds(&cells)
 }
 
 fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
@@ -112,6 +69,13 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
         machine.mtu_bytes,
         machine.congestion_control,
     );
+    if measurements.iter().any(|measurement| measurement.path.ends_with(BEFORE)) {
+        let commit = match machine.commit_before.is_empty() {
+            true => "of another commit",
+            false => &machine.commit_before,
+        };
+        write!(text, " {BEFORE}: the gateways {commit}.").expect("a string takes all");
+    }
     if measurements.iter().any(|measurement| measurement.local == "auto") {
         text +=
             " On loopback, gateways spare their connections with applications what paces (bbr).";
@@ -125,6 +89,14 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
     let mut pins: Vec<&str> = measurements.iter().map(|m| m.pin.as_str()).collect();
     pins.dedup();
     write!(text, " Cores of pollers: {}.", pins.join(", ")).expect("a string takes all");
+    let mut policies: Vec<&str> = measurements.iter().map(|m| m.poll.as_str()).collect();
+    policies.dedup();
+    write!(text, " Idle policy: {}.", policies.join(", ")).expect("a string takes all");
+    let mut spins: Vec<u32> = measurements.iter().filter_map(|m| m.spin_us).collect();
+    spins.dedup();
+    for spin_us in spins {
+        write!(text, " Programs watch their rings for {spin_us} µs.").expect("a string takes all");
+    }
     text += " CPU is seconds per GB (10⁹ bytes) of a stream, per million requests otherwise; \
              one way is RTT / 2. A ratio is the median of those of the rounds.\n";
     text
@@ -157,57 +129,9 @@ fn sustained(measurements: &[Measurement]) -> String {
         return text;
     }
     let head = "\n| scenario | path | per second, every 5 s | last 20 s / first 20 s \
-                | TIME_WAIT: client | proxy A (towards B) | proxy B | server |\n\
+                (≥ 0.9) | TIME_WAIT: client | proxy A (towards B) | proxy B | server |\n\
                 |---|---|---|---|---|---|---|---|\n";
     head.to_owned() + &text
-}
-
-/// smcgate against the HAProxy pair, figure by figure; empty unless both were measured.
-fn ratios(cells: &[Cell<'_>]) -> String {
-    let mut text = String::new();
-    for ours in cells.iter().filter(|cell| cell.path.starts_with("smcgate")) {
-        let theirs =
-            cells.iter().find(|cell| cell.scenario == ours.scenario && cell.path == "haproxy");
-        let Some(theirs) = theirs else { continue };
-        for figure in Figure::ALL {
-            let ratios = ours.ratios(theirs, figure);
-            let Some(ratio) = ratios.median() else { continue };
-            let confidence = ratios.confidence();
-            let confidence =
-                confidence.map_or_else(|| "–".into(), |(low, high)| format!("{low:.2}–{high:.2}"));
-            let rnics = if ours.path == "smcgate" { "" } else { ours.path };
-            let separator = if rnics.is_empty() { "" } else { ", " };
-            writeln!(
-                text,
-                "| {}{separator}{rnics} | {} | {} | {} | {ratio:.2} | {confidence} | {} |",
-                ours.scenario,
-                figure.name(),
-                theirs.show(figure),
-                ours.show(figure),
-                verdict(&ours.scenario, figure, ratio),
-            )
-            .expect("a string takes all");
-        }
-    }
-    if text.is_empty() {
-        return text;
-    }
-    let head = "\n| scenario | figure | HAProxy pair | smcgate pair | ratio | with 95 % | \
-                target |\n|---|---|---|---|---|---|---|\n";
-    head.to_owned() + &text
-}
-
-/// The target of a ratio and whether it is met; empty where the design sets none.
-fn verdict(scenario: &str, figure: Figure, ratio: f64) -> String {
-    let target = TARGETS
-        .iter()
-        .find(|target| target.figure == figure && target.scenarios.contains(&scenario));
-    let Some(target) = target else { return String::new() };
-    let (text, met) = match target.bound {
-        Bound::AtLeast(bound) => (format!("≥ {bound}"), ratio >= bound),
-        Bound::AtMost(bound) => (format!("≤ {bound}"), ratio <= bound),
-    };
-    format!("{text} {}", if met { "met" } else { "**missed**" })
 }
 
 #[cfg(test)]
@@ -284,6 +208,41 @@ mod tests {
         assert_line(&text, "| STR | smcgate-shm | 20.0 Gbit/s |", "| – |");
         assert_line(&text, "| STR, smcgate-memif | throughput |", "| 1.50 | – | ≥ 1.5 met |");
         assert_line(&text, "| STR, smcgate-shm | throughput |", "| 2.00 | – | ≥ 1.5 met |");
+    }
+
+    /// The goal of gateways that share memory is one beside those over UDP.
+    #[test]
+    fn shared_memory_is_compared_with_packets() {
+        let text = report(vec![
+            stream("smcgate", 10.0, 4.0),
+            stream("smcgate-shm", 19.0, 2.0),
+            stream("smcgate-packet", 30.0, 2.0),
+        ]);
+        assert_line(
+            &text,
+            "| STR | throughput | 10.0",
+            "| 19.0 Gbit/s | 1.90 | – | ≥ 2 **missed** |",
+        );
+        assert!(text.contains("| figure | roce-udp | shm |") && !text.contains("HAProxy pair"));
+    }
+
+    /// Whether a change is kept is decided by this table: the ratios are of the same rounds, and
+    /// after over before.
+    #[test]
+    fn two_builds_are_compared_round_by_round() {
+        let (before, after) = ("smcgate@before", "smcgate");
+        let text = report(vec![
+            rr(before, 1, 60_000.0, 500),
+            rr(after, 1, 90_000.0, 400),
+            rr(after, 2, 15_000.0, 400),
+            rr(before, 2, 10_000.0, 500),
+        ]);
+        assert_line(
+            &text,
+            "| RR-32, smcgate | throughput | 35.0 k/s | 52.5 k/s |",
+            "| 1.50 | – |  |",
+        );
+        assert!(text.contains("@before: the gateways of another commit."), "{text}");
     }
 
     /// The table shows medians, with one line for all rounds of a path.

@@ -2,6 +2,7 @@
 //! machine affects all paths alike.
 
 use std::fs;
+use std::ops::Add;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -9,12 +10,13 @@ use std::time::Duration;
 use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
-use crate::machine::{Machine, machine_cpu_s};
-use crate::record::{Measurement, Results, SCHEMA};
+use crate::machine::{Machine, Switches, machine_cpu_s};
+use crate::record::{BEFORE, Measurement, Results, SCHEMA};
 use crate::report;
 use crate::rig::bench::{Bench, Options};
+use crate::rig::calls::Calls;
 use crate::rig::namespaces::Host;
-use crate::rig::paths::{Path, Pin};
+use crate::rig::paths::{Build, Path, Pin};
 use crate::rig::process::Process;
 use crate::rig::totals::GatewayTotals;
 use crate::scenarios::{Congestion, LoadResult, Scenario};
@@ -30,6 +32,10 @@ pub(crate) struct Plan {
     pub(crate) duration: Duration,
     pub(crate) paths: Vec<Path>,
     pub(crate) smcgate: PathBuf,
+    /// The gateways that those are compared with.
+    pub(crate) before: Option<PathBuf>,
+    pub(crate) before_commit: Option<String>,
+    pub(crate) is_counting_calls: bool,
     pub(crate) idle_policy: String,
     pub(crate) pin: Pin,
     pub(crate) local: String,
@@ -52,6 +58,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         paths: plan.paths.clone(),
         services: plan.scenarios.iter().map(|scenario| scenario.service()).collect(),
         smcgate: plan.smcgate.clone(),
+        before: plan.before.clone(),
         idle_policy: plan.idle_policy.clone(),
         pin: plan.pin,
         local: plan.local.clone(),
@@ -59,16 +66,21 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         mtu: plan.mtu,
     })?;
     let (mtu, settings) = (bench.namespaces().mtu_bytes()?, bench.namespaces().settings()?);
-    let machine = Machine::describe(plan.date.clone(), mtu, settings);
+    let mut machine = Machine::describe(plan.date.clone(), mtu, settings);
+    machine.commit_before = plan.before_commit.clone().unwrap_or_default();
     let mut measurements = Vec::new();
     for round in 1..=plan.rounds {
         for &scenario in &plan.scenarios {
             for &beside in &plan.beside {
                 bench.run_beside(beside)?;
-                for &path in &plan.paths {
-                    bench.set_out(path)?;
+                for (path, build) in plan.subjects(round) {
+                    bench.set_out(path, build)?;
                     let default = &machine.congestion_control;
-                    let measurement = measure(&mut bench, scenario, path, round, default, plan)?;
+                    let mut measurement =
+                        measure(&mut bench, scenario, path, round, default, plan)?;
+                    if build == Build::Before {
+                        measurement.path += BEFORE;
+                    }
                     eprintln!("{}", report::progress(&measurement));
                     measurements.push(measurement);
                 }
@@ -82,6 +94,20 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     }
     print!("{}", report::markdown(&results));
     Ok(())
+}
+
+impl Plan {
+    /// What is measured in `round`, in its order. Of two builds, another one is first each time:
+    /// whatever the first one leaves behind, the second one does not always meet it.
+    fn subjects(&self, round: u32) -> Vec<(Path, Build)> {
+        let builds: &[Build] = match (&self.before, round % 2) {
+            (None, _) => &[Build::After],
+            (Some(_), 0) => &[Build::After, Build::Before],
+            (Some(_), _) => &[Build::Before, Build::After],
+        };
+        let of = |path: &Path| if path.rnic().is_some() { builds } else { &[Build::After] };
+        self.paths.iter().flat_map(|path| of(path).iter().map(|&build| (*path, build))).collect()
+    }
 }
 
 /// Measures one workload over one path in one round.
@@ -102,18 +128,24 @@ fn measure(
         bench.await_silence()?;
     }
     let carried_before = gateway_totals(bench, path)?;
-    let proxies_before: f64 = bench.proxies(path).iter().map(Process::cpu_s).sum();
+    let duration = scenario.duration(plan.duration);
+    let is_counting = plan.is_counting_calls && !bench.proxies(path).is_empty();
+    let calls = is_counting.then(|| bench.count_calls(path, duration)).transpose()?;
+    let proxies_before = Work::of(bench.proxies(path));
+    bench.proxies(path).iter().try_for_each(Process::forget_peak_rss)?;
     let machine_before = machine_cpu_s() - bench.beside_cpu_s();
-    let load = loaded(bench, scenario, path, scenario.duration(plan.duration))?;
+    let load = loaded(bench, scenario, path, duration)?;
     let time_waits = scenario.is_sustained().then(|| bench.time_waits(scenario, path));
     let time_waits = time_waits.transpose()?;
     let cpu_s_machine = machine_cpu_s() - bench.beside_cpu_s() - machine_before;
     let proxies = bench.proxies(path);
-    let cpu_s_proxies = proxies.iter().map(Process::cpu_s).sum::<f64>() - proxies_before;
+    let work = Work::of(proxies).since(&proxies_before);
     let peak_rss_bytes_proxies = proxies.iter().map(Process::peak_rss_bytes).sum();
-    for proxy in proxies {
+    for proxy in proxies.iter_mut() {
         proxy.check_alive()?;
     }
+    let has_proxies = !proxies.is_empty();
+    let calls_per_s_proxies = calls.map(Calls::finish).transpose()?;
     let carried = match carried_before {
         None => None,
         Some(before) => {
@@ -130,6 +162,8 @@ fn measure(
         beside: bench.beside().to_string(),
         pin: plan.pin.to_string(),
         local: plan.local.clone(),
+        poll: plan.idle_policy.clone(),
+        spin_us: plan.spin_us,
         round,
         elapsed_s: load.elapsed_s,
         connections: scenario.connections(),
@@ -145,15 +179,50 @@ fn measure(
         requests_total: load.requests_total,
         connections_opened: load.connections_opened,
         errors: load.errors,
-        cpu_s_proxies,
+        cpu_s_proxies: work.cpu_s,
         cpu_s_machine,
+        rss_bytes_proxies_before: proxies_before.rss_bytes,
         peak_rss_bytes_proxies,
+        sleeps_proxies: has_proxies.then_some(work.switches.sleeps),
+        preemptions_proxies: has_proxies.then_some(work.switches.preemptions),
+        calls_per_s_proxies,
         connections_smc: carried.map(|carried| carried.connections_smc),
         connections_tcp: carried.map(|carried| carried.connections_tcp),
         packets: carried.map(|carried| carried.packets).filter(|packets| *packets > 0),
         per_s_each_5s: if scenario.is_sustained() { load.per_s_each_5s } else { Vec::new() },
         time_waits,
     })
+}
+
+/// What programs have done so far, all together.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    cpu_s: f64,
+    switches: Switches,
+    rss_bytes: u64,
+}
+
+impl Work {
+    fn of(programs: &[Process]) -> Self {
+        Self {
+            cpu_s: programs.iter().map(Process::cpu_s).sum(),
+            switches: programs.iter().map(Process::switches).fold(Switches::default(), Add::add),
+            rss_bytes: programs.iter().map(Process::rss_bytes).sum(),
+        }
+    }
+
+    /// What was done after `before`. A thread that has ended takes its switches along.
+    fn since(&self, before: &Self) -> Self {
+        let Switches { sleeps, preemptions } = before.switches;
+        Self {
+            cpu_s: self.cpu_s - before.cpu_s,
+            switches: Switches {
+                sleeps: self.switches.sleeps.saturating_sub(sleeps),
+                preemptions: self.switches.preemptions.saturating_sub(preemptions),
+            },
+            rss_bytes: self.rss_bytes,
+        }
+    }
 }
 
 /// Runs the load, and what reads the metrics of gateways meanwhile.
@@ -233,6 +302,40 @@ mod tests {
 
     fn totals(connections_smc: u64, connections_tcp: u64) -> GatewayTotals {
         GatewayTotals { connections_smc, connections_tcp, packets: 0 }
+    }
+
+    /// If one build were always second, it would always find the other one's caches and ports.
+    #[test]
+    fn builds_take_turns_in_being_first() {
+        let mut plan = Plan {
+            scenarios: Vec::new(),
+            rounds: 2,
+            duration: Duration::from_secs(1),
+            paths: vec!["haproxy".parse().unwrap(), "smcgate".parse().unwrap()],
+            smcgate: "after".into(),
+            before: Some("before".into()),
+            before_commit: None,
+            is_counting_calls: false,
+            idle_policy: "adaptive".into(),
+            pin: Pin::Auto,
+            local: "auto".into(),
+            spin_us: None,
+            mtu: 1500,
+            beside: Vec::new(),
+            date: None,
+            out: None,
+        };
+        let builds = |plan: &Plan, round| {
+            let subjects = plan.subjects(round).into_iter();
+            subjects.map(|(path, build)| (path.to_string(), build)).collect::<Vec<_>>()
+        };
+        let haproxy = ("haproxy".to_owned(), Build::After);
+        let ours = |build| ("smcgate".to_owned(), build);
+        let (before, after) = (ours(Build::Before), ours(Build::After));
+        assert_eq!(builds(&plan, 1), [haproxy.clone(), before.clone(), after.clone()]);
+        assert_eq!(builds(&plan, 2), [haproxy.clone(), after.clone(), before]);
+        plan.before = None;
+        assert_eq!(builds(&plan, 1), [haproxy, after]);
     }
 
     /// A gateway that quietly fell back to TCP must not be published as SMC-R.

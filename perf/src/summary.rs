@@ -40,7 +40,7 @@ impl Figure {
             Self::Throughput => measurement.gbit_per_s.or(measurement.requests_per_s),
             Self::P50 => measurement.rtt.as_ref().map(|rtt| rtt.p50_ns as f64),
             Self::P99 => measurement.rtt.as_ref().map(|rtt| rtt.p99_ns as f64),
-            Self::ProxyCpu if measurement.path == "direct" => None,
+            Self::ProxyCpu if measurement.path.ends_with("direct") => None,
             Self::ProxyCpu => cpu(measurement.cpu_s_proxies),
             Self::MachineCpu => cpu(measurement.cpu_s_machine),
         }
@@ -103,6 +103,19 @@ impl<'a> Cell<'a> {
     /// The median of RoCE packets per second that gateway A received and sent, if it has any.
     pub(crate) fn packets_per_s(&self) -> Option<f64> {
         median(self.rounds.iter().filter_map(|m| Some(m.packets? as f64 / m.elapsed_s)))
+    }
+
+    /// What `counted` is for each request, or each megabyte of a stream; the median of the rounds
+    /// that have it.
+    pub(crate) fn each(&self, counted: impl Fn(&Measurement) -> Option<f64>) -> Option<f64> {
+        let each = |round: &&Measurement| {
+            let units = match round.gbit_per_s {
+                Some(_) => round.bytes_total as f64 / 1e6,
+                None => round.requests_total as f64,
+            };
+            Some(counted(round)? / units).filter(|each| each.is_finite())
+        };
+        median(self.rounds.iter().filter_map(each))
     }
 
     /// Failed connections and requests of all rounds.

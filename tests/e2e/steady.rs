@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
-use crate::gateway::{Gateway, Pair, local};
+use crate::gateway::{Gateway, Pair, Setup, local};
 use crate::hosts::{Hosts, accept, set_limit};
 
 const PORT: u16 = 7010;
@@ -26,7 +26,30 @@ const BYTES_MIN: u64 = 10_000_000;
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_pollers_ask_for_no_memory_while_they_carry_bytes() {
     let hosts = Hosts::new("smoke_pollers_ask_for_no_memory_while_they_carry_bytes");
-    let pair = Pair::start(&hosts, &[PORT]);
+    carries_without_asking(&hosts, &Pair::start(&hosts, &[PORT]));
+}
+
+/// RNICs of other kinds bring in and complete by code of their own.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn pollers_ask_for_no_memory_whatever_their_rnics() {
+    let hosts = Hosts::new("pollers_ask_for_no_memory_whatever_their_rnics");
+    let folder = hosts.logs.join("shm");
+    std::fs::create_dir(&folder).expect("the folder of logs is writable");
+    let folder = folder.display().to_string();
+    for (kind, device_a, device_b) in
+        [("shm", &folder[..], &folder[..]), ("roce-packet", hosts.a.device, hosts.b.device)]
+    {
+        let setup = |name: &str, device: &str| Setup::of_kind(name, ("local", kind), device, "");
+        let a = setup(&format!("{kind}-a"), device_a).towards(hosts.b.address, PORT);
+        let b = setup(&format!("{kind}-b"), device_b).before(&hosts.b, PORT);
+        carries_without_asking(&hosts, &Pair::start_these(&hosts, a, b));
+    }
+}
+
+/// Questions and streams at once, through a pair of gateways that has just started.
+#[track_caller]
+fn carries_without_asking(hosts: &Hosts, pair: &Pair<'_>) {
     let listener = hosts.b.listen(local(PORT));
     let ends: Vec<_> = (0..ASKING + STREAMING)
         .map(|_| {

@@ -1,14 +1,15 @@
 //! Starts everything that a run needs, once: namespaces, servers, and the proxies of every path.
 
-use std::fs;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use super::calls::Calls;
+use super::folder::Folder;
 use super::janitor::Janitor;
 use super::namespaces::{ADDRESS_B, Host, Namespaces};
 use super::paths::{
-    ADMIN, PRELOADED_PORT, Path, Pin, RINGED_PORT, Rnic, SERVER_PORT, haproxy_configuration,
+    ADMIN, Build, PRELOADED_PORT, Path, Pin, RINGED_PORT, Rnic, SERVER_PORT, haproxy_configuration,
     intercepting, nginx_configuration, nginx_stream_configuration, smcgate_configuration,
 };
 use super::process::Process;
@@ -38,6 +39,8 @@ pub(crate) struct Options {
     pub(crate) services: Vec<Service>,
     /// The gateway's binary.
     pub(crate) smcgate: PathBuf,
+    /// The one that it is compared with.
+    pub(crate) before: Option<PathBuf>,
     /// Its `[poll] policy`.
     pub(crate) idle_policy: String,
     /// Where its poller runs.
@@ -65,8 +68,8 @@ pub(crate) struct Bench {
     haproxies: Vec<Process>,
     nginxes: Vec<Process>,
     gateways: Vec<Process>,
-    /// The kind of the RNICs of the running gateways.
-    rnic: Option<Rnic>,
+    /// The running gateways: the kind of their RNICs, and which build they are.
+    running: Option<(Rnic, Build)>,
     namespaces: Namespaces,
     folder: Folder,
     myself: String,
@@ -84,7 +87,7 @@ impl Bench {
     pub(crate) fn start(options: Options) -> Result<Self> {
         let myself = std::env::current_exe().doing(|| "finding this binary".into())?;
         let myself = myself.to_string_lossy().into_owned();
-        let janitor = Janitor::start(&myself, &Folder::path(), &Namespaces::names())?;
+        let janitor = Janitor::start(&myself, &Folder::of_this_process(), &Namespaces::names())?;
         let mut bench = Self {
             burners: Vec::new(),
             beside: Beside::default(),
@@ -93,7 +96,7 @@ impl Bench {
             haproxies: Vec::new(),
             nginxes: Vec::new(),
             gateways: Vec::new(),
-            rnic: None,
+            running: None,
             namespaces: Namespaces::create(options.mtu)?,
             folder: Folder::create()?,
             myself,
@@ -110,24 +113,27 @@ impl Bench {
         }
         // The gateways come last, so that those which are measured first run already.
         for &path in paths.iter().rev() {
-            bench.set_out(path)?;
+            bench.set_out(path, Build::After)?;
             bench.wait_until_carrying(path)?;
         }
         bench.wait_for_servers()?;
         Ok(bench)
     }
 
-    /// Makes the gateways of `path` those that run, if it has any. Gateways of other kinds would
-    /// use the cores beside them.
+    /// Makes the gateways of `path` those that run, if it has any. Gateways of other kinds and
+    /// builds would use the cores beside them.
     ///
     /// # Errors
     ///
     /// When they do not start, or carry nothing.
-    pub(crate) fn set_out(&mut self, path: Path) -> Result<()> {
-        let Some(rnic) = path.rnic().filter(|rnic| self.rnic != Some(*rnic)) else { return Ok(()) };
+    pub(crate) fn set_out(&mut self, path: Path, build: Build) -> Result<()> {
+        let Some(rnic) = path.rnic() else { return Ok(()) };
+        if self.running == Some((rnic, build)) {
+            return Ok(());
+        }
         self.gateways.clear();
-        self.rnic = Some(rnic);
         self.preloaded.clear();
+        self.running = Some((rnic, build));
         self.start_gateways(rnic)?;
         if self.is_preloading() {
             // A listening socket must be marked before it listens.
@@ -140,6 +146,16 @@ impl Bench {
         self.wait_until_carrying(path)
     }
 
+    /// The binary of the gateways that run.
+    fn smcgate(&self) -> String {
+        let Options { smcgate, before, .. } = &self.options;
+        let binary = match (self.running, before) {
+            (Some((_, Build::Before)), Some(before)) => before,
+            _ => smcgate,
+        };
+        binary.to_string_lossy().into_owned()
+    }
+
     /// Whether some path needs the preload library.
     fn is_preloading(&self) -> bool {
         self.options.paths.iter().any(|path| path.is_preloaded())
@@ -147,7 +163,7 @@ impl Bench {
 
     /// The door of the gateway in `host`.
     fn door(&self, host: Host) -> PathBuf {
-        self.folder.0.join(format!("door-{host:?}"))
+        self.folder.path().join(format!("door-{host:?}"))
     }
 
     /// Waits until both gateways let programs with the preload library in.
@@ -167,7 +183,7 @@ impl Bench {
 
     /// `argv` in `host` with the preload library, as users start a program with it.
     fn with_preload(&self, host: Host, has_rings: bool, argv: Vec<String>) -> Vec<String> {
-        let smcgate = self.options.smcgate.to_string_lossy();
+        let smcgate = self.smcgate();
         let door = self.door(host);
         let exec = [&smcgate, "exec", "--socket", &door.to_string_lossy()].map(str::to_owned);
         let spin = self.options.spin_us.map(|spin| format!("--spin={spin}"));
@@ -206,7 +222,11 @@ impl Bench {
         for number in 0..beside.loops {
             let argv = ["nice", "-n", &nice, &self.myself, "burn"].map(str::to_owned);
             let command = self.namespaces.command(Host::A, &argv);
-            self.burners.push(Process::start(&format!("burn-{number}"), command, &self.folder.0)?);
+            self.burners.push(Process::start(
+                &format!("burn-{number}"),
+                command,
+                self.folder.path(),
+            )?);
         }
         self.beside = beside;
         // The scheduler needs a moment to spread new processes over the cores.
@@ -240,9 +260,20 @@ impl Bench {
             argv = self.with_preload(path.load_host(), path.has_rings(), argv);
         }
         let command = self.namespaces.command(path.load_host(), &argv);
-        let load = Process::start(&format!("load-{scenario}-{path}"), command, &self.folder.0)?;
+        let load = Process::start(&format!("load-{scenario}-{path}"), command, self.folder.path())?;
         let output = load.output_within(duration + LOAD_GRACE)?;
         scenario.parse(&output).doing(|| format!("{scenario} over {path}"))
+    }
+
+    /// Begins to count the system calls of the proxies of `path`, for a load of `duration` that
+    /// starts now.
+    ///
+    /// # Errors
+    ///
+    /// When `perf` is not installed.
+    pub(crate) fn count_calls(&mut self, path: Path, duration: Duration) -> Result<Calls> {
+        let folder = self.folder.path().to_owned();
+        Calls::begin(self.proxies(path), duration, &folder)
     }
 
     /// Has somebody read the metrics of both gateways each second, until what is returned is
@@ -258,7 +289,7 @@ impl Bench {
             let argv = [&[self.myself.as_str()][..], &each_second].concat();
             let argv: Vec<String> = argv.into_iter().map(str::to_owned).collect();
             let command = self.namespaces.command(host, &argv);
-            Process::start(&format!("scrape-{host:?}"), command, &self.folder.0)
+            Process::start(&format!("scrape-{host:?}"), command, self.folder.path())
         };
         [Host::A, Host::B].into_iter().map(scraper).collect()
     }
@@ -290,7 +321,7 @@ impl Bench {
     fn gateway_stats(&self, host: Host) -> Result<String> {
         let argv = [&self.myself, "get", "--target", ADMIN, "--path", "/stats"].map(str::to_owned);
         let command = self.namespaces.command(host, &argv);
-        let get = Process::start(&format!("stats-{host:?}"), command, &self.folder.0)?;
+        let get = Process::start(&format!("stats-{host:?}"), command, self.folder.path())?;
         get.output_within(Duration::from_secs(10))
     }
 
@@ -315,7 +346,7 @@ impl Bench {
 
     /// Starts the servers that are needed; that of the first service has the port `first`.
     fn start_servers(&self, first: u16) -> Result<Vec<Process>> {
-        let folder = self.folder.0.to_string_lossy().into_owned();
+        let folder = self.folder.path().to_string_lossy().into_owned();
         let has_rings = first == RINGED_PORT;
         let is_preloaded = has_rings || first == PRELOADED_PORT;
         let mut servers = Vec::new();
@@ -347,7 +378,7 @@ impl Bench {
             };
             let command = self.namespaces.command(Host::B, &argv);
             let name = format!("server-{}-{first}", service.name());
-            servers.push(Process::start(&name, command, &self.folder.0)?);
+            servers.push(Process::start(&name, command, self.folder.path())?);
         }
         Ok(servers)
     }
@@ -358,26 +389,26 @@ impl Bench {
             let file = self.folder.write(&format!("{name}.cfg"), &haproxy_configuration(host))?;
             let argv = ["haproxy", "-db", "-f", &file].map(str::to_owned);
             let command = self.namespaces.command(host, &argv);
-            self.haproxies.push(Process::start(&name, command, &self.folder.0)?);
+            self.haproxies.push(Process::start(&name, command, self.folder.path())?);
         }
         Ok(())
     }
 
     fn start_nginxes(&mut self) -> Result<()> {
-        let folder = self.folder.0.to_string_lossy().into_owned();
+        let folder = self.folder.path().to_string_lossy().into_owned();
         for host in [Host::B, Host::A] {
             let name = format!("nginx-{host:?}");
             let text = nginx_stream_configuration(host, &folder);
             let file = self.folder.write(&format!("{name}.conf"), &text)?;
             let argv = ["nginx", "-c", &file, "-p", &folder].map(str::to_owned);
             let command = self.namespaces.command(host, &argv);
-            self.nginxes.push(Process::start(&name, command, &self.folder.0)?);
+            self.nginxes.push(Process::start(&name, command, self.folder.path())?);
         }
         Ok(())
     }
 
     fn start_gateways(&mut self, rnic: Rnic) -> Result<()> {
-        let folder = self.folder.0.to_string_lossy().into_owned();
+        let folder = self.folder.path().to_string_lossy().into_owned();
         for (host, core) in [(Host::B, 1), (Host::A, 0)] {
             let name = format!("smcgate-{host:?}");
             let pin = match self.options.pin {
@@ -397,10 +428,10 @@ impl Bench {
                 text += &intercepting();
             }
             let file = self.folder.write(&format!("{name}.toml"), &text)?;
-            let smcgate = self.options.smcgate.to_string_lossy();
+            let smcgate = self.smcgate();
             let argv = [&smcgate, "run", "-c", &file].map(str::to_owned);
             let command = self.namespaces.command(host, &argv);
-            self.gateways.push(Process::start(&name, command, &self.folder.0)?);
+            self.gateways.push(Process::start(&name, command, self.folder.path())?);
         }
         Ok(())
     }
@@ -447,7 +478,7 @@ impl Bench {
             let command =
                 self.namespaces.command(Host::A, &["bash", "-c", &knock].map(str::to_owned));
             let name = format!("knock-{}", service.name());
-            let knocking = Process::start(&name, command, &self.folder.0)?;
+            let knocking = Process::start(&name, command, self.folder.path())?;
             let outcome = knocking.output_within(START_LIMIT);
             for server in &mut self.servers {
                 server.check_alive()?;
@@ -455,29 +486,5 @@ impl Bench {
             outcome?;
         }
         Ok(())
-    }
-}
-
-/// A temporary folder for configurations and logs. The janitor removes it.
-#[derive(Debug)]
-struct Folder(PathBuf);
-
-impl Folder {
-    /// The path of this process' folder.
-    fn path() -> PathBuf {
-        std::env::temp_dir().join(format!("smcgate-perf-{}", std::process::id()))
-    }
-
-    fn create() -> Result<Self> {
-        let path = Self::path();
-        fs::create_dir_all(&path).doing(|| format!("creating {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    /// Writes a file and returns its path.
-    fn write(&self, name: &str, text: &str) -> Result<String> {
-        let path = self.0.join(name);
-        fs::write(&path, text).doing(|| format!("writing {}", path.display()))?;
-        Ok(path.to_string_lossy().into_owned())
     }
 }

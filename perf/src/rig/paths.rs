@@ -84,6 +84,15 @@ pub(crate) enum Rnic {
     Memif,
 }
 
+/// Which build of the gateways, where two are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Build {
+    /// The one that is measured.
+    After,
+    /// The one it is compared with, in the same rounds.
+    Before,
+}
+
 /// Where the gateways' pollers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pin {

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
-use crate::machine::{peak_rss_bytes, process_cpu_s};
+use crate::machine::{self, Switches};
 
 /// How long a program may take to obey SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -68,12 +68,36 @@ impl Process {
 
     /// CPU seconds so far, user and system.
     pub(crate) fn cpu_s(&self) -> f64 {
-        process_cpu_s(self.child.id())
+        machine::process_cpu_s(self.child.id())
     }
 
-    /// Largest resident size so far.
+    /// Largest resident size since [`Process::forget_peak_rss`].
     pub(crate) fn peak_rss_bytes(&self) -> u64 {
-        peak_rss_bytes(self.child.id())
+        machine::peak_rss_bytes(self.child.id())
+    }
+
+    /// Resident size now.
+    pub(crate) fn rss_bytes(&self) -> u64 {
+        machine::rss_bytes(self.child.id())
+    }
+
+    /// Has the peak begin with the present size.
+    ///
+    /// # Errors
+    ///
+    /// When the program has ended.
+    pub(crate) fn forget_peak_rss(&self) -> Result<()> {
+        machine::forget_peak_rss(self.child.id()).doing(|| format!("memory of {}", self.name))
+    }
+
+    /// How often its threads have left their cores.
+    pub(crate) fn switches(&self) -> Switches {
+        machine::switches(self.child.id())
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {

@@ -66,7 +66,7 @@ pub(crate) fn parse(output: &str, keep_alive: KeepAlive) -> Result<LoadResult, S
         min_ns: None,
         mean_ns: mean_ns as f64,
         p50_ns: percentile("50%")?,
-        p90_ns: percentile("90%")?,
+        p90_ns: Some(percentile("90%")?),
         p99_ns: percentile("99%")?,
         p999_ns: None,
         max_ns,
