@@ -104,7 +104,8 @@ impl Policies {
         let Some(changes) = &self.changes else { return false };
         let mut changed = false;
         loop {
-            match recv(changes, &mut [0; 4096], RecvFlags::DONTWAIT) {
+            // What it says does not matter, and the kernel throws away what does not fit.
+            match recv(changes, &mut [0; 64], RecvFlags::DONTWAIT) {
                 // If messages were lost, something changed that they were about.
                 Ok(_) | Err(Errno::NOBUFS | Errno::INTR) => changed = true,
                 Err(Errno::AGAIN) => return changed,

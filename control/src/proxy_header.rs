@@ -10,19 +10,19 @@ use ppp::{PartialResult as _, v1, v2};
 use crate::config::SourceAddress;
 
 /// What a server is told of a connection from `source` to `destination`; none unless `kind` is a
-/// header.
+/// header. Only for a header `destination` is asked.
 ///
 /// Both addresses are of the same family in a header, so if they differ, the IPv4 address goes in
 /// its IPv6-mapped form. It is at most [`LEN_MAX`] bytes long.
 pub(crate) fn header(
     kind: SourceAddress,
     source: SocketAddr,
-    destination: SocketAddr,
+    destination: impl FnOnce() -> SocketAddr,
 ) -> Option<Vec<u8>> {
     match kind {
         SourceAddress::Gateway | SourceAddress::Client => None,
-        SourceAddress::ProxyV1 => Some(text(source, destination)),
-        SourceAddress::ProxyV2 => Some(binary(source, destination)),
+        SourceAddress::ProxyV1 => Some(text(source, destination())),
+        SourceAddress::ProxyV2 => Some(binary(source, destination())),
     }
 }
 
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     fn header_of(kind: SourceAddress, source: &str, destination: &str) -> Vec<u8> {
-        header(kind, source.parse().unwrap(), destination.parse().unwrap()).unwrap()
+        header(kind, source.parse().unwrap(), || destination.parse().unwrap()).unwrap()
     }
 
     /// The bytes are those that the specification describes, written out by hand.

@@ -56,8 +56,11 @@ pub struct Negotiating {
     pub tried: Vec<SocketAddr>,
     /// Where the client wanted to go: it was led here, or a proxy in front of us says so.
     pub wanted: Option<SocketAddr>,
-    /// Our own address of it; none if that was not asked for, or the socket is broken.
+    /// Our own address of the connection with the SMC-R peer, or with what turned out to be none;
+    /// none if that was not asked for, or the socket is broken.
     pub local: Option<SocketAddr>,
+    /// Whether the upstream has offered SMC-R, once that was asked.
+    pub offered: Option<bool>,
     /// The socket towards the upstream, once we connect to it.
     pub upstream: Option<OwnedFd>,
     /// The upstream has accepted.

@@ -40,8 +40,8 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
-    /// Print the medians of two result files side by side. Where the machine is uneven, measure both
-    /// builds in one run instead: `run --before`.
+    /// Print the medians of two result files side by side. Where the machine is uneven, measure
+    /// both builds in one run instead: `run --before`.
     Compare { before: PathBuf, after: PathBuf },
     /// Serve until killed.
     Serve {

@@ -23,7 +23,7 @@ pub(crate) const BEFORE: &str = "@before";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
 pub(crate) enum Record {
-    Machine(Machine),
+    Machine(Box<Machine>),
     Measurement(Box<Measurement>),
 }
 
@@ -178,7 +178,7 @@ pub(crate) struct Results {
 impl Results {
     /// The file's text.
     pub(crate) fn to_json_lines(&self) -> String {
-        let machine = Record::Machine(self.machine.clone());
+        let machine = Record::Machine(Box::new(self.machine.clone()));
         let measurements = self.measurements.iter().cloned().map(Box::new);
         let records = std::iter::once(machine).chain(measurements.map(Record::Measurement));
         records
@@ -199,7 +199,7 @@ impl Results {
             match serde_json::from_str(line)
                 .doing(|| format!("{}:{}", path.display(), number + 1))?
             {
-                Record::Machine(description) => machine = Some(description),
+                Record::Machine(description) => machine = Some(*description),
                 Record::Measurement(measurement) => measurements.push(*measurement),
             }
         }

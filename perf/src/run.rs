@@ -18,6 +18,7 @@ use crate::rig::calls::Calls;
 use crate::rig::namespaces::Host;
 use crate::rig::paths::{Build, Path, Pin};
 use crate::rig::process::Process;
+use crate::rig::time_wait::TimeWaits;
 use crate::rig::totals::GatewayTotals;
 use crate::scenarios::{Congestion, LoadResult, Scenario};
 
@@ -127,32 +128,8 @@ fn measure(
     if path.rnic().is_some() {
         bench.await_silence()?;
     }
-    let carried_before = gateway_totals(bench, path)?;
-    let duration = scenario.duration(plan.duration);
-    let is_counting = plan.is_counting_calls && !bench.proxies(path).is_empty();
-    let calls = is_counting.then(|| bench.count_calls(path, duration)).transpose()?;
-    let proxies_before = Work::of(bench.proxies(path));
-    bench.proxies(path).iter().try_for_each(Process::forget_peak_rss)?;
-    let machine_before = machine_cpu_s() - bench.beside_cpu_s();
-    let load = loaded(bench, scenario, path, duration)?;
-    let time_waits = scenario.is_sustained().then(|| bench.time_waits(scenario, path));
-    let time_waits = time_waits.transpose()?;
-    let cpu_s_machine = machine_cpu_s() - bench.beside_cpu_s() - machine_before;
-    let proxies = bench.proxies(path);
-    let work = Work::of(proxies).since(&proxies_before);
-    let peak_rss_bytes_proxies = proxies.iter().map(Process::peak_rss_bytes).sum();
-    for proxy in proxies.iter_mut() {
-        proxy.check_alive()?;
-    }
-    let has_proxies = !proxies.is_empty();
-    let calls_per_s_proxies = calls.map(Calls::finish).transpose()?;
-    let carried = match carried_before {
-        None => None,
-        Some(before) => {
-            let proof = prove_smc(bench, path.load_host(), before, &load);
-            Some(proof.doing(|| format!("{scenario} over {path}"))?)
-        }
-    };
+    let seen = observe(bench, scenario, path, plan)?;
+    let Observed { load, work, carried, .. } = seen;
     let rtt = load.latency;
     let one_way = |ns: u64| scenario.is_single_round_trip().then_some(ns / 2);
     Ok(Measurement {
@@ -179,17 +156,69 @@ fn measure(
         requests_total: load.requests_total,
         connections_opened: load.connections_opened,
         errors: load.errors,
-        cpu_s_proxies: work.cpu_s,
-        cpu_s_machine,
-        rss_bytes_proxies_before: proxies_before.rss_bytes,
-        peak_rss_bytes_proxies,
-        sleeps_proxies: has_proxies.then_some(work.switches.sleeps),
-        preemptions_proxies: has_proxies.then_some(work.switches.preemptions),
-        calls_per_s_proxies,
+        cpu_s_proxies: work.map_or(0.0, |work| work.cpu_s),
+        cpu_s_machine: seen.cpu_s_machine,
+        rss_bytes_proxies_before: seen.rss_bytes_before,
+        peak_rss_bytes_proxies: seen.peak_rss_bytes,
+        sleeps_proxies: work.map(|work| work.switches.sleeps),
+        preemptions_proxies: work.map(|work| work.switches.preemptions),
+        calls_per_s_proxies: seen.calls_per_s,
         connections_smc: carried.map(|carried| carried.connections_smc),
         connections_tcp: carried.map(|carried| carried.connections_tcp),
         packets: carried.map(|carried| carried.packets).filter(|packets| *packets > 0),
         per_s_each_5s: if scenario.is_sustained() { load.per_s_each_5s } else { Vec::new() },
+        time_waits: seen.time_waits,
+    })
+}
+
+/// What was seen while a load ran.
+struct Observed {
+    load: LoadResult,
+    /// Of both proxies; none where there are none.
+    work: Option<Work>,
+    rss_bytes_before: u64,
+    peak_rss_bytes: u64,
+    calls_per_s: Option<f64>,
+    cpu_s_machine: f64,
+    /// By the gateways.
+    carried: Option<GatewayTotals>,
+    time_waits: Option<TimeWaits>,
+}
+
+/// Runs a load, and looks at the proxies and the machine before and behind it.
+fn observe(bench: &mut Bench, scenario: Scenario, path: Path, plan: &Plan) -> Result<Observed> {
+    let carried_before = gateway_totals(bench, path)?;
+    let duration = scenario.duration(plan.duration);
+    let is_counting = plan.is_counting_calls && !bench.proxies(path).is_empty();
+    let calls = is_counting.then(|| bench.count_calls(path, duration)).transpose()?;
+    let before = Work::of(bench.proxies(path));
+    let rss_bytes_before = bench.proxies(path).iter().map(Process::rss_bytes).sum();
+    bench.proxies(path).iter().try_for_each(Process::forget_peak_rss)?;
+    let machine_before = machine_cpu_s() - bench.beside_cpu_s();
+    let load = loaded(bench, scenario, path, duration)?;
+    let time_waits = scenario.is_sustained().then(|| bench.time_waits(scenario, path));
+    let time_waits = time_waits.transpose()?;
+    let cpu_s_machine = machine_cpu_s() - bench.beside_cpu_s() - machine_before;
+    let proxies = bench.proxies(path);
+    let work = (!proxies.is_empty()).then(|| Work::of(proxies).since(&before));
+    let peak_rss_bytes = proxies.iter().map(Process::peak_rss_bytes).sum();
+    proxies.iter_mut().try_for_each(Process::check_alive)?;
+    let calls_per_s = calls.map(Calls::finish).transpose()?;
+    let carried = match carried_before {
+        None => None,
+        Some(before) => {
+            let proof = prove_smc(bench, path.load_host(), before, &load);
+            Some(proof.doing(|| format!("{scenario} over {path}"))?)
+        }
+    };
+    Ok(Observed {
+        load,
+        work,
+        rss_bytes_before,
+        peak_rss_bytes,
+        calls_per_s,
+        cpu_s_machine,
+        carried,
         time_waits,
     })
 }
@@ -199,7 +228,6 @@ fn measure(
 struct Work {
     cpu_s: f64,
     switches: Switches,
-    rss_bytes: u64,
 }
 
 impl Work {
@@ -207,7 +235,6 @@ impl Work {
         Self {
             cpu_s: programs.iter().map(Process::cpu_s).sum(),
             switches: programs.iter().map(Process::switches).fold(Switches::default(), Add::add),
-            rss_bytes: programs.iter().map(Process::rss_bytes).sum(),
         }
     }
 
@@ -220,7 +247,6 @@ impl Work {
                 sleeps: self.switches.sleeps.saturating_sub(sleeps),
                 preemptions: self.switches.preemptions.saturating_sub(preemptions),
             },
-            rss_bytes: self.rss_bytes,
         }
     }
 }

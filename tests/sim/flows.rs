@@ -185,6 +185,27 @@ fn small_writes_go_out_at_once_or_together() {
     assert_eq!(messages(&mut cluster), 11);
 }
 
+/// Whoever answers and hangs up, as an HTTP server does, has one message for both, and the peer can
+/// pass both on at once.
+// RFC 7609 4.8.1 #4: send pending data before the end
+// RFC 7609 4.8.1 #6: end of writing sends D
+#[test]
+fn the_last_bytes_and_the_end_share_a_message() {
+    let mut cluster = Cluster::calm();
+    let connection = cluster.connect(Transport::Smc);
+    cluster.run_until_quiet();
+    let messages = |cluster: &mut Cluster| cluster.host(Server).counters.cdc_out.get();
+    let before = messages(&mut cluster);
+    let server = cluster.application(Server, connection);
+    server.write(1_000);
+    server.finish();
+    while cluster.application(Server, connection).act() {}
+    cluster.run_until_quiet();
+    assert_eq!(cluster.application(Client, connection).received(), 1_000);
+    assert_eq!(cluster.application(Client, connection).heard(), Heard::End);
+    assert_eq!(messages(&mut cluster), before + 1);
+}
+
 /// A peer that asks by R whether our application reads at all is answered as soon as there is
 /// something to say, however open its window is.
 // RFC 7609 4.5.1 #8: report next consumption after R

@@ -146,6 +146,7 @@ impl<N: Rnic> Gateway<N> {
             came: now,
             accepted,
             local,
+            offered: None,
             upstream: None,
             connected: false,
             hears: false,
@@ -262,7 +263,9 @@ impl<N: Rnic> Gateway<N> {
     /// Tells the rendezvous of a session what there is around the connection to its peer now.
     pub(super) fn survey(&mut self, key: Key) {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
-        let (index, own) = (one.listener, one.peer().and_then(local_address));
+        // It is the same for as long as the connection lasts.
+        one.local = one.local.or_else(|| one.peer().and_then(local_address));
+        let (index, own) = (one.listener, one.local);
         // An address that is not ours belongs to no device: the route says which one is used.
         let is_foreign = own.is_some_and(|own| self.is_foreign(index, own.ip()));
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
@@ -289,7 +292,7 @@ impl<N: Rnic> Gateway<N> {
 fn introduce(listener: &Listener, one: &Negotiating) -> io::Result<()> {
     // Where the client wanted to go: the target if it was intercepted, else here.
     let here = || local_address(&one.accepted).unwrap_or(one.target);
-    let wanted = one.wanted.unwrap_or_else(here);
+    let wanted = || one.wanted.unwrap_or_else(here);
     let Some(header) = proxy_header::header(listener.config.source, one.source, wanted) else {
         return Ok(());
     };
@@ -318,13 +321,16 @@ fn at_server(network: &mut Network, one: &Negotiating, is_foreign: bool) -> Opti
 fn at_client(
     network: &mut Network,
     option: &OptionSource,
-    one: &Negotiating,
+    one: &mut Negotiating,
     is_foreign: bool,
 ) -> Option<Surroundings> {
-    let (peer, server) = (one.peer()?, one.target);
-    let local = local_address(peer)?;
+    let (local, server) = (one.local?, one.target);
     let at = if is_foreign { network.towards(server.ip())? } else { local.ip() };
-    let offered = option.peer_offered(peer, server);
+    // What it answered to our SYN does not change. Each question is a system call.
+    let offered = match one.offered {
+        Some(offered) => offered,
+        None => *one.offered.insert(option.peer_offered(one.peer()?, server)),
+    };
     Some(Surroundings {
         offered,
         port: network.port_for(at),
@@ -337,7 +343,7 @@ fn at_client(
 
 /// What there is around a connection that is relayed without SMC-R.
 fn at_relay(network: &Network, one: &Negotiating) -> Option<Surroundings> {
-    let local = local_address(one.peer()?)?;
+    let local = one.local?;
     Some(Surroundings { port: network.port_for(local.ip()), ..Surroundings::default() })
 }
 

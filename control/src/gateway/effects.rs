@@ -40,14 +40,13 @@ impl<N: Rnic> Gateway<N> {
             Effect::Survey { key } => self.survey(key),
             Effect::Send { key, frame } => self.send(key, &frame),
             Effect::HandOver { key, connection, group, rmbe, ended } => {
-                let rings = self.local.as_ref().and_then(|local| local.rings_of(key));
+                let near = self.nearness_of(key);
                 let (allowance, groups) = (self.allowance_of(key), self.endpoint.groups_mut());
                 if let (Some(local), Some(ends)) = (&mut self.local, groups.ends(connection)) {
                     local.opened(key, ends);
                 }
                 self.sessions.hand_over(now, key, connection, |app, tcp| {
-                    let near = Near::with_rings(app, rings);
-                    groups.hand_over(connection, near, rmbe, allowance);
+                    groups.hand_over(connection, near(app), rmbe, allowance);
                     Carried::Smc { group, tcp, ended }
                 });
                 if let Some(local) = &mut self.local {
@@ -63,14 +62,13 @@ impl<N: Rnic> Gateway<N> {
                 if self.give_back(key, leftover.is_empty() && !declined) {
                     return self.endpoint.groups_mut().closed(now, connection, None, true);
                 }
-                let rings = self.local.as_ref().and_then(|local| local.rings_of(key));
-                let allowance = self.allowance_of(key);
+                let (nearness, allowance) = (self.nearness_of(key), self.allowance_of(key));
                 let (reactor, pollers) = (&self.reactor, self.endpoint.groups_mut().pollers_mut());
                 self.sessions.hand_over(now, key, connection, |near, far| {
                     reactor.forget(&far);
                     reactor.forget(&near);
                     let (from_near, from_far) = (Vec::new(), leftover);
-                    let (near, far) = (Near::with_rings(near, rings), far.into());
+                    let (near, far) = (nearness(near), far.into());
                     let established = Established::Tcp { near, far, from_near, from_far, declined };
                     let established = Box::new(established);
                     let relay = Command::Relay { connection, established, allowance };
@@ -85,6 +83,14 @@ impl<N: Rnic> Gateway<N> {
                 self.log_limit(now, listener, &limit.to_string());
             }
         }
+    }
+
+    /// What makes of the socket towards the application what it is to a poller.
+    fn nearness_of(&mut self, key: Key) -> impl FnOnce(OwnedFd) -> Near + use<N> {
+        let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just ended");
+        let is_program = one.process.is_some();
+        let rings = self.local.as_ref().and_then(|local| local.rings_of(key));
+        move |socket| if is_program { Near::of_program(socket, rings) } else { socket.into() }
     }
 
     /// How fast the connection of a rendezvous may carry bytes.

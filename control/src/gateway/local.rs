@@ -451,6 +451,7 @@ fn negotiating(
         accepted,
         // At a server it is asked where the peer has come to.
         local: (accepts == Protocol::Smc).then_some(target),
+        offered: None,
         upstream: Some(upstream),
         connected: false,
         hears: false,

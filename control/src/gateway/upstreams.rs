@@ -12,7 +12,7 @@ use smcr_rnic::Rnic;
 
 use super::Gateway;
 use super::reload::number;
-use crate::config::comes_back;
+use crate::config::{Protocol, comes_back};
 use crate::listener::{connect_outcome, reset};
 use crate::reactor::{Event, Token};
 use crate::resolver::{Resolved, Resolver};
@@ -99,6 +99,9 @@ impl<N: Rnic> Gateway<N> {
                 listener.pool.leave(failed);
                 listener.pool.enter(next);
                 (one.target, one.upstream, one.connected) = (next, None, false);
+                if one.accepts == Protocol::Tcp {
+                    (one.local, one.offered) = (None, None);
+                }
                 Some(next)
             }
             Some(_) | None => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, sockopt};
+use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, sockopt};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
@@ -380,7 +380,7 @@ impl Streams for Kernel {
         if let Some(rings) = stream.rings() {
             rings.finish();
         }
-        if sockopt::socket_domain(stream) == Ok(AddressFamily::UNIX) {
+        if stream.is_program() {
             // A program with the preload library tells an end from a reset by this name. Without
             // one, because all are taken, it takes the end for a reset, which loses nothing.
             let _ = rustix::net::bind(stream, &SocketAddrUnix::new_unnamed());

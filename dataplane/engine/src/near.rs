@@ -10,13 +10,20 @@ use smcgate_rings::Gateway;
 #[derive(Debug)]
 pub struct Near {
     socket: OwnedFd,
+    /// It is a Unix socket, by which a program on this host has the connection.
+    is_program: bool,
     rings: Option<Arc<Gateway>>,
 }
 
 impl Near {
-    /// A socket whose bytes go by these rings.
-    pub fn with_rings(socket: OwnedFd, rings: Option<Arc<Gateway>>) -> Self {
-        Self { socket, rings }
+    /// The Unix socket of a program on this host, whose bytes go by these rings if there are any.
+    pub fn of_program(socket: OwnedFd, rings: Option<Arc<Gateway>>) -> Self {
+        Self { socket, is_program: true, rings }
+    }
+
+    /// Whether it is the Unix socket of a program.
+    pub(crate) fn is_program(&self) -> bool {
+        self.is_program
     }
 
     /// Its rings, if it has some.
@@ -25,9 +32,10 @@ impl Near {
     }
 }
 
+/// A TCP socket.
 impl From<OwnedFd> for Near {
     fn from(socket: OwnedFd) -> Self {
-        Self { socket, rings: None }
+        Self { socket, is_program: false, rings: None }
     }
 }
 

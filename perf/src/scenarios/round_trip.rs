@@ -3,12 +3,41 @@
 //!
 //! Estimate, one connection, direct over veth: write 3 µs + softirq 3 + wake-up of the server 15
 //! (74 when its core sleeps deeply) + read 2 + epoll 1, twice = 48 to 150 µs round trip. A HAProxy
-//! pair adds two more wake-ups and socket pairs each way: + 20 to 40 µs. A spinning gateway pair
-//! replaces wake-ups by turns (4 µs) but shares its core with the applications here.
-//! Estimate, 32 connections, direct: the two processes never sleep, so 2 × (read + write + epoll
-//! share) = 2 × 5 µs over two cores: about 200 k/s.
-//! Estimate, large requests: twice the time of a stream of as many bytes, since the next request
-//! leaves when the answer is complete.
+//! pair adds two more wake-ups and socket pairs each way: + 20 to 40 µs.
+//!
+//! Budget of a gateway pair over `roce-udp`, for a request and its answer together:
+//!
+//! | one connection | system calls | copies | wake-ups | µs |
+//! |---|---|---|---|---|
+//! | load and server: wait, read, write | 6 | 4 | 2 | 20 to 30 |
+//! | gateways, near sockets: 2 `readv`, 2 `writev` | 4 | 4 | – | 7 |
+//! | gateways, packets: 2 `sendmmsg`, 2 `recvmmsg` | 4 | 8 | – | 12 |
+//! | gateways: build, ICRC, place, announce | – | 4 | – | 2 |
+//! | gateways: the turn that finds each of these 4 steps | 12 | – | – | 6 |
+//! | acknowledgements, one for 12 messages | 0.4 | – | – | 1 |
+//! | sum | 26 | 20 | 2 | 48 to 58 |
+//!
+//! What is counted beyond 26 calls (some 95) is pollers that look for the next step, a turn each
+//! 1.3 µs: they wake nobody, and keep both cores busy for as long as the round trip takes. So CPU
+//! per request is the round trip times 1.7 cores; beside busy programs, where they sleep, it is
+//! what the table says.
+//!
+//! | 32 connections | system calls | copies | wake-ups | µs of CPU |
+//! |---|---|---|---|---|
+//! | load and server: read, write, their share of a wait | 5 | 4 | – | 13 |
+//! | gateways, near sockets | 4 | 4 | – | 9 |
+//! | gateways, packets, in batches of 8 | 0.5 | 8 | – | 8 |
+//! | gateways: build, ICRC, place, announce | – | 4 | – | 2 |
+//! | gateways, turns for 8 requests each | 1.5 | – | – | 1 |
+//! | sum | 11 | 20 | – | 33: 60 k/s on two cores |
+//!
+//! What is counted beyond that (9.9 calls of the gateways instead of 6) is batches of 3 instead of
+//! 8: four threads take turns on two cores, and whoever gets one finds what came meanwhile. Over
+//! `shm`, where no packet is sent, it is 4.8. A HAProxy pair makes 9.2, 8 of them on sockets.
+//!
+//! Direct, 32 connections: the two processes never sleep, so 2 × (read + write + epoll share) =
+//! 2 × 5 µs over two cores: about 200 k/s. Large requests: twice the time of a stream of as many
+//! bytes, since the next request leaves when the answer is complete.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

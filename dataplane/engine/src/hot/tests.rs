@@ -63,7 +63,7 @@ fn pair() -> (Program, Near) {
     let gateway = Gateway::create().unwrap();
     Gateway::prepare(app.as_fd()).unwrap();
     let rings = Application::map(gateway.memory()).unwrap();
-    (Program { socket: app.into(), rings }, Near::with_rings(near.into(), Some(Arc::new(gateway))))
+    (Program { socket: app.into(), rings }, Near::of_program(near.into(), Some(Arc::new(gateway))))
 }
 
 /// What is reported now, without a sleep.

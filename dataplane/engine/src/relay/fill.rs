@@ -4,6 +4,7 @@
 use smcr_memory::SendPool;
 use smcr_proto::connection::{Failover, Half};
 
+use super::socket::Socket;
 use super::urgent::{ahead, note_read};
 use super::{Far, Outcome, Relay};
 use crate::allowance::Way;
@@ -61,9 +62,11 @@ impl<T> Relay<T> {
         }
         let mut filled = self.read_near(turn);
         if filled == (Filled::Posted { more: true })
-            && self.near.as_ref().is_some_and(|near| near.urgent)
+            && self.near.as_ref().is_some_and(Socket::is_worth_another_read)
         {
-            // The read stopped before the urgent byte: one message announces both.
+            // The read stopped before the urgent byte, or before the end of the stream: one message
+            // announces both.
+            turn.sampler.read(turn.now, self.id, || turn.streams.time(turn.now));
             turn.work.queue_flush(&mut self.queued);
             filled = match self.read_near(turn) {
                 Filled::Rests | Filled::Waits => filled,

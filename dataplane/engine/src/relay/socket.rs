@@ -60,6 +60,13 @@ impl<S> Socket<S> {
         self.failed && self.readable && !self.eof
     }
 
+    /// After a read, another one in the same turn brings what belongs to the bytes of the first:
+    /// an urgent byte behind them, or the end of the stream. Not a reset: the bytes before it must
+    /// have left.
+    pub(crate) fn is_worth_another_read(&self) -> bool {
+        self.urgent || (self.ending && !self.failed)
+    }
+
     /// The application has closed its end, and wants that to be a reset.
     pub(crate) fn is_to_reset(&self, streams: &impl Streams<Stream = S>) -> bool {
         self.resets && streams.is_abandoned(&self.stream)
