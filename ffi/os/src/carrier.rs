@@ -5,7 +5,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::netdevice::{index_to_name, name_to_index};
+use rustix::net::netdevice::{index_to_name_inlined, name_to_index};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// The state of a link.
@@ -41,18 +41,20 @@ impl NetDevice {
 
     /// Whether it can carry packets now.
     pub fn link(&self) -> Link {
-        // By index, because another device may have its name by now.
-        let Ok(name) = index_to_name(&self.socket, self.index) else { return Link::Gone };
-        let Some(flags) = self.flags(&name) else { return Link::Gone };
+        // By index, because another device may have its name by now. Inlined, because pollers ask,
+        // and take nothing from the heap while they carry bytes.
+        let name = index_to_name_inlined(&self.socket, self.index);
+        let Ok(name) = name.as_ref().map(|name| name.as_bytes()) else { return Link::Gone };
+        let Some(flags) = self.flags(name) else { return Link::Gone };
         let has_carrier = || {
             // IFF_RUNNING lags up to a second behind; but some drivers say nothing else.
-            self.has_carrier(&name).unwrap_or(flags & libc::IFF_RUNNING != 0)
+            self.has_carrier(name).unwrap_or(flags & libc::IFF_RUNNING != 0)
         };
         if flags & libc::IFF_UP != 0 && has_carrier() { Link::Up } else { Link::Down }
     }
 
     /// The flags of the device; none if it is gone.
-    fn flags(&self, name: &str) -> Option<i32> {
+    fn flags(&self, name: &[u8]) -> Option<i32> {
         let mut request = request(name);
         // SAFETY: SIOCGIFFLAGS asks for an open socket and for an `ifreq` that it may write.
         let status =
@@ -63,7 +65,7 @@ impl NetDevice {
     }
 
     /// What the driver says of its carrier; none if it does not.
-    fn has_carrier(&self, name: &str) -> Option<bool> {
+    fn has_carrier(&self, name: &[u8]) -> Option<bool> {
         // `ethtool_value`: the command, and what the kernel writes.
         let mut value: [u32; 2] = [ETHTOOL_GLINK, 0];
         let mut request = request(name);
@@ -77,12 +79,12 @@ impl NetDevice {
 }
 
 /// A request about the device with this name.
-fn request(name: &str) -> libc::ifreq {
+fn request(name: &[u8]) -> libc::ifreq {
     // SAFETY: all zeros are an `ifreq` with an empty name.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     // The kernel's names leave room for the zero that ends them.
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = c_char::from_ne_bytes([from]);
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = c_char::from_ne_bytes([*from]);
     }
     request
 }

@@ -17,8 +17,8 @@
 //! | B: `writev`; messages and acknowledgements both ways | 3 | 1 | 12 |
 //! | sum | 14 | 10 | 79: 1.2 s per GB, 13 Gbit/s on two cores |
 //!
-//! No wake-up is among them: everybody is awake. 222 calls per megabyte were counted, which are 14.6
-//! for 64 KiB; a HAProxy pair makes 264. The packets' part falls with the MTU (a third of them at
+//! No wake-up is among them: everybody is awake. 222 calls per megabyte were counted, 14.6 for
+//! 64 KiB; a HAProxy pair makes 264. The packets' part falls with the MTU (a third of them at
 //! 9000). What is left over `shm` are the first three lines and two copies, 0.9 s per GB.
 //!
 //! Estimate of many streams: as one, where all are paced, until what waits in buffers no longer
