@@ -242,11 +242,26 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
     if let Some(before) = arguments.before.as_ref().filter(|before| !before.exists()) {
         return Err(Failure::new(format!("{} is not there", before.display())));
     }
+    let mut paths = Vec::new();
+    for path in arguments.paths {
+        // A path twice would count each of its rounds twice.
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    if let Some(scenario) = arguments.scenarios.iter().find(|scenario| !scenario.is_steady())
+        && arguments.calls
+    {
+        return Err(Failure::new(format!(
+            "{scenario}: --calls counts for a part of the time, and this load is not the same all \
+             the time; leave one of them out"
+        )));
+    }
     Ok(Plan {
         scenarios: arguments.scenarios,
         rounds: arguments.rounds,
         duration: arguments.seconds,
-        paths: arguments.paths,
+        paths,
         smcgate,
         before: arguments.before,
         before_commit: arguments.before_commit,

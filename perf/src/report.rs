@@ -92,6 +92,9 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
     let mut policies: Vec<&str> = measurements.iter().map(|m| m.poll.as_str()).collect();
     policies.dedup();
     write!(text, " Idle policy: {}.", policies.join(", ")).expect("a string takes all");
+    if measurements.iter().any(|measurement| measurement.calls_per_s_proxies.is_some()) {
+        text += " System calls of proxies were counted, which slows whoever makes many.";
+    }
     let mut spins: Vec<u32> = measurements.iter().filter_map(|m| m.spin_us).collect();
     spins.dedup();
     for spin_us in spins {

@@ -109,9 +109,11 @@ impl<'a> Cell<'a> {
     /// that have it.
     pub(crate) fn each(&self, counted: impl Fn(&Measurement) -> Option<f64>) -> Option<f64> {
         let each = |round: &&Measurement| {
-            let units = match round.gbit_per_s {
-                Some(_) => round.bytes_total as f64 / 1e6,
-                None => round.requests_total as f64,
+            let units = match (round.beside_gbit_per_s, round.gbit_per_s) {
+                // Nobody knows what was for the stream, and what for the requests.
+                (Some(_), _) => return None,
+                (None, Some(_)) => round.bytes_total as f64 / 1e6,
+                (None, None) => round.requests_total as f64,
             };
             Some(counted(round)? / units).filter(|each| each.is_finite())
         };

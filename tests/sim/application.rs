@@ -95,6 +95,12 @@ impl Application {
         self.will_finish = true;
     }
 
+    /// FIN, at once, and RST as soon as all that was sent was read.
+    pub(crate) fn finish_and_break(&mut self) {
+        self.gone = true;
+        self.tcp.finish_and_break();
+    }
+
     /// RST, at once.
     pub(crate) fn reset(&mut self) {
         self.gone = true;

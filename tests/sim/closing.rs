@@ -1,5 +1,7 @@
 //! Every way a connection can end looks to both applications as it does over TCP.
 
+use std::time::Duration;
+
 use smcr_engine::Command;
 use smcr_engine::handoff::Ending;
 
@@ -221,6 +223,33 @@ fn a_closed_socket_is_reset_behind_its_bytes() {
         cluster.run_until_quiet();
         assert_eq!(bytes_in(&mut cluster), 10 * KIB as u64);
         assert_eq!(cluster.application(Server, connection).heard(), Heard::Reset);
+        assert_eq!(endings(&cluster, connection)[0], Ending::ResetByApplication);
+        cluster.assert_nothing_is_left();
+    }
+}
+
+/// A socket that says that its end is near may turn out to be broken there. What was read before
+/// leaves before the reset.
+// RFC 7609 4.8.1 #4: send pending data before the end
+#[test]
+fn a_socket_that_breaks_at_its_end_loses_nothing_before_it() {
+    for transport in Transport::BOTH {
+        let mut cluster = Cluster::calm();
+        let connection = cluster.connect(transport);
+        cluster.run_until_quiet();
+        cluster.application(Client, connection).write(10 * KIB);
+        while cluster.application(Client, connection).act() {}
+        cluster.application(Client, connection).finish_and_break();
+        cluster.turn(Client);
+        // A peer throws away what it has not passed on when the reset comes.
+        for _ in 0..10 {
+            cluster.wait(Duration::from_micros(5));
+            cluster.turn(Server);
+        }
+        cluster.run_until_quiet();
+        let server = cluster.application(Server, connection);
+        assert_eq!(server.received(), 10 * KIB as u64, "{transport:?}");
+        assert_eq!(server.heard(), Heard::Reset);
         assert_eq!(endings(&cluster, connection)[0], Ending::ResetByApplication);
         cluster.assert_nothing_is_left();
     }

@@ -41,6 +41,8 @@ struct Tcp {
     error_told: bool,
     /// The application's end is closed: what still comes is answered by RST.
     application_gone: bool,
+    /// The application's end breaks when the poller's end has read all of it.
+    breaks_when_read: bool,
     reset_on_close: bool,
     /// Something happened that epoll has not told yet.
     edge: bool,
@@ -120,6 +122,7 @@ impl Tcp {
             self.inbound.marks.retain(|mark| *mark >= start);
             return Ok(bytes);
         }
+        self.reset |= self.breaks_when_read;
         if self.reset && !std::mem::replace(&mut self.error_told, true) {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
@@ -267,6 +270,12 @@ impl Application {
         } else {
             tcp.reset_by_application();
         }
+    }
+
+    /// FIN, and RST as soon as all that was sent was read: between two reads of one turn, say.
+    pub(crate) fn finish_and_break(&self) {
+        self.finish();
+        lock(&self.0).breaks_when_read = true;
     }
 
     /// RST.

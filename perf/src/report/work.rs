@@ -55,9 +55,11 @@ fn counted_s(round: &Measurement) -> Option<f64> {
 
 /// How far the memory of one proxy grew for each connection of a crowd.
 fn for_each_connection(cell: &Cell<'_>) -> String {
+    // Within one host, the other gateway has no connections.
+    let proxies = if cell.path.starts_with("host-") { 1.0 } else { 2.0 };
     let grown = |round: &&Measurement| {
         let grown = round.peak_rss_bytes_proxies.saturating_sub(round.rss_bytes_proxies_before);
-        (round.connections >= CROWD).then(|| grown as f64 / 2.0 / f64::from(round.connections))
+        (round.connections >= CROWD).then(|| grown as f64 / proxies / f64::from(round.connections))
     };
     let largest = cell.rounds.iter().filter_map(grown).reduce(f64::max);
     largest.map_or_else(|| "–".into(), |bytes| format!("{:.1} kB", bytes / 1e3))

@@ -64,14 +64,7 @@ impl<T> Relay<T> {
         if filled == (Filled::Posted { more: true })
             && self.near.as_ref().is_some_and(Socket::is_worth_another_read)
         {
-            // The read stopped before the urgent byte, or before the end of the stream: one message
-            // announces both.
-            turn.sampler.read(turn.now, self.id, || turn.streams.time(turn.now));
-            turn.work.queue_flush(&mut self.queued);
-            filled = match self.read_near(turn) {
-                Filled::Rests | Filled::Waits => filled,
-                second @ (Filled::Posted { .. } | Filled::Ended | Filled::Reset) => second,
-            };
+            filled = self.read_on(turn);
         }
         match filled {
             Filled::Rests => return Outcome::Rests,
@@ -96,6 +89,27 @@ impl<T> Relay<T> {
             Filled::Reset => return self.reset(turn, Ending::ResetByApplication),
         }
         Outcome::Moved
+    }
+
+    /// Reads the near socket once more after a read that stopped before an urgent byte, or before
+    /// the end of the stream: one message announces both.
+    fn read_on(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Filled {
+        match self.read_near(turn) {
+            Filled::Ended => {
+                turn.sampler.read(turn.now, self.id, || turn.streams.time(turn.now));
+                turn.work.queue_flush(&mut self.queued);
+                Filled::Ended
+            }
+            Filled::Reset => {
+                // A peer throws away what an abort comes with, so the bytes leave first. No other
+                // read will report the error.
+                let near = self.near.as_mut().expect("it was read");
+                (near.failed, near.readable) = (true, true);
+                Filled::Posted { more: true }
+            }
+            Filled::Rests | Filled::Waits => Filled::Posted { more: true },
+            posted @ Filled::Posted { .. } => posted,
+        }
     }
 
     /// How many bytes may be read of the near socket now.

@@ -61,10 +61,10 @@ impl<S> Socket<S> {
     }
 
     /// After a read, another one in the same turn brings what belongs to the bytes of the first:
-    /// an urgent byte behind them, or the end of the stream. Not a reset: the bytes before it must
-    /// have left.
+    /// an urgent byte behind them, or the end of the stream. Not a reset, as far as we know: the
+    /// bytes before it must have left. And not more of a stream than a turn may read.
     pub(crate) fn is_worth_another_read(&self) -> bool {
-        self.urgent || (self.ending && !self.failed)
+        self.urgent || (self.ending && !self.failed && !self.resets && !self.unseen)
     }
 
     /// The application has closed its end, and wants that to be a reset.
