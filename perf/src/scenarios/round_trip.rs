@@ -31,9 +31,9 @@
 //! | gateways, turns for 8 requests each | 1.5 | – | – | 1 |
 //! | sum | 11 | 20 | – | 33: 60 k/s on two cores |
 //!
-//! What is counted beyond that (9.9 calls of the gateways instead of 6) is batches of 3 instead of
-//! 8: four threads take turns on two cores, and whoever gets one finds what came meanwhile. Over
-//! `shm`, where no packet is sent, it is 4.8. A HAProxy pair makes 9.2, 8 of them on sockets.
+//! What is counted beyond that (7.4 to 9.9 calls of the gateways instead of 6) is batches of 3 to 5
+//! instead of 8: four threads take turns on two cores, and whoever gets one finds what came
+//! meanwhile. A HAProxy pair makes 9.1, 8 of them on sockets.
 //!
 //! Direct, 32 connections: the two processes never sleep, so 2 × (read + write + epoll share) =
 //! 2 × 5 µs over two cores: about 200 k/s. Large requests: twice the time of a stream of as many
