@@ -100,7 +100,8 @@ struct RunArguments {
     /// Of which commit it is.
     #[arg(long, value_name = "COMMIT", requires = "before")]
     before_commit: Option<String>,
-    /// Count the system calls of proxies, too, with `perf`. It slows them.
+    /// Count the system calls of proxies, too, with `perf` (`scripts/setup perf` installs it). It
+    /// slows them. Only for loads that are the same from their first moments to their end.
     #[arg(long)]
     calls: bool,
     /// On the paths with rings, programs watch them for so many microseconds before they sleep; by

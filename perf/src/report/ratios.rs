@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::record::BEFORE;
-use crate::summary::{Cell, Figure, Ratios};
+use crate::summary::{Cell, Figure};
 
 /// What a ratio should be.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +110,7 @@ fn rows(
     let Some(theirs) = theirs else { return text };
     let separator = if note.is_empty() { "" } else { ", " };
     for figure in Figure::ALL {
-        let ratios: Ratios = ours.ratios(theirs, figure);
+        let ratios = ours.ratios(theirs, figure);
         let Some(ratio) = ratios.median() else { continue };
         let confidence = ratios
             .confidence()

@@ -39,7 +39,10 @@ impl Calls {
         command.args(["stat", "-x,", "-e", "raw_syscalls:sys_enter", "-D"]);
         command.arg(DELAY.as_millis().to_string()).args(["-p", &ids.join(","), "--", "sleep"]);
         command.arg((DELAY + counted).as_secs_f64().to_string());
-        Ok(Self { perf: Process::start("perf-stat", command, folder)?, counted })
+        let perf = Process::start("perf-stat", command, folder).map_err(|failure| {
+            Failure::new(format!("{failure}; scripts/setup perf installs perf"))
+        })?;
+        Ok(Self { perf, counted })
     }
 
     /// Waits for the end of the count: calls per second of all the programs together.

@@ -195,21 +195,13 @@ impl Scenario {
 
     /// Whether it is the same load from its first moments to its end.
     pub(crate) fn is_steady(self) -> bool {
-        match self {
-            Self::Burst { .. } | Self::Idle { .. } | Self::Scraped { .. } => false,
-            // Some make so many requests, however long that takes.
-            Self::Program(_) => false,
-            Self::RoundTrip { .. }
-            | Self::OpenLoop { .. }
-            | Self::Stream { .. }
-            | Self::ReverseStream
-            | Self::FanIn { .. }
-            | Self::ShortConnections
-            | Self::ShortConnectionsBesideStream
-            | Self::SustainedShortConnections
-            | Self::HttpRoundTrip
-            | Self::HttpShortConnections => self.connections() < 1_000,
-        }
+        // Crowds need a while to come, and some programs make so many requests, however long that
+        // takes.
+        let begins_otherwise = matches!(
+            self,
+            Self::Burst { .. } | Self::Idle { .. } | Self::Scraped { .. } | Self::Program(_)
+        );
+        !begins_otherwise && self.connections() < 1_000
     }
 
     /// Whether connections in TIME_WAIT at the end are part of the measurement.

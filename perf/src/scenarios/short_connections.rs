@@ -22,10 +22,10 @@
 //! | entry and exit of calls, the filter of calls | 6 | 16 | – |
 //! | sum (shares of a profile that runs beside it) | 255 | 370 | 65 |
 //!
-//! So a rendezvous makes a connection dearer by its messages (26), packets (18), eBPF (10) and a
-//! second thread at each end, whose user space comes on top (23): 0.69 of HAProxy's rate, whatever
-//! else is saved. Without any of these it would be level with HAProxy, whose three TCP connections
-//! it has as well.
+//! Calls are those of c5b80e2; since then nine of them, for addresses, options and eBPF, are left
+//! out. So a rendezvous makes a connection dearer by its messages (26), packets (18), eBPF (10) and
+//! a second thread at each end, whose user space comes on top (23): some 0.69 of HAProxy's rate.
+//! Without any of these it would be level with HAProxy, whose three TCP connections it has as well.
 //!
 //! The server closes first, as HTTP servers do, so that TIME_WAIT is on its side and the load has
 //! enough ports for any rate. With the kernel's defaults, a client that closes first can make only
