@@ -59,6 +59,10 @@ counters! {
     contended: now,
     /// Times that began.
     contentions: count,
+    /// Whether the thread refrains from offers of its core now, because others used them for long.
+    refraining: now,
+    /// Times that began.
+    refrainings: count,
     /// Times the kernel refused to pin the thread to its core, or to let it go.
     place_refused: count,
     /// Whether the thread is pinned to its core now: 0 or 1.

@@ -14,12 +14,17 @@ use crate::streams::Streams;
 pub(super) struct Place {
     at_home: bool,
     contended: bool,
+    refraining: bool,
 }
 
 impl Place {
     /// That of a thread that begins.
     pub(super) fn at_first(idle: &Idle) -> Self {
-        Self { at_home: idle.wants_core(), contended: idle.is_contended() }
+        Self {
+            at_home: idle.wants_core(),
+            contended: idle.is_contended(),
+            refraining: idle.is_refraining(),
+        }
     }
 }
 
@@ -41,6 +46,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             place.contended = !place.contended;
             counters.contended.set(place.contended.into());
             counters.contentions.add(place.contended.into());
+        }
+        if idle.is_refraining() != place.refraining {
+            place.refraining = !place.refraining;
+            counters.refraining.set(place.refraining.into());
+            counters.refrainings.add(place.refraining.into());
         }
         if idle.wants_core() != place.at_home {
             place.at_home = !place.at_home;
