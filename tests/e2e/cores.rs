@@ -3,14 +3,15 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use rustix::thread::sched_getaffinity;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 
-use crate::clock::wait_until;
+use crate::clock::{Deadline, wait_until};
 use crate::failure::assert_echo;
 use crate::gateway::{Gateway, Pair, Setup, local, smcgate};
 use crate::hosts::{Host, Hosts, accept};
@@ -148,6 +149,56 @@ fn smoke_a_busy_core_is_left_and_taken_back() {
     wait_until("the pollers have left their cores", LIMIT, || both_are(true));
     drop(busy);
     wait_until("the pollers are back", LIMIT, || both_are(false));
+}
+
+/// An application that gives the core back late, each time that it is offered, is offered it no
+/// more for a while. The poller stays on its core, and what it carries goes on.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_core_that_is_used_for_long_is_not_offered() {
+    let hosts = Hosts::new("a_core_that_is_used_for_long_is_not_offered");
+    let pair = Pair::start(&hosts, &[PORT]);
+    let listener = hosts.b.listen(local(PORT));
+    let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+    let server = accept(&listener, LIMIT);
+    let core = place(&pair.a).core.expect("a free core is needed to share it");
+    let poller = || {
+        (0..50).for_each(|_| assert_echo(&client, &server));
+        let stats: Value = serde_json::from_str(&pair.a.get("/stats")).expect("JSON");
+        stats["pollers"][0].clone()
+    };
+    let refrainings = |poller: &Value| poller["counters"]["refrainings"].as_u64().expect("counted");
+    wait_until("the core is free", LIMIT, || poller()["counters"]["contended"] == 0);
+
+    let ends = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut own = CpuSet::new();
+            own.set(usize::try_from(core).expect("a number of a core"));
+            sched_setaffinity(None, &own).expect("the poller is there, too");
+            // Also when the test has failed.
+            let last = Deadline::after(2 * LIMIT);
+            while !ends.load(Ordering::Relaxed) && !last.passed() {
+                let busy = Deadline::after(Duration::from_micros(300));
+                while !busy.passed() {}
+                thread::sleep(Duration::from_micros(10));
+            }
+        });
+        wait_until("the poller refrains", LIMIT, || {
+            let poller = poller();
+            refrainings(&poller) > 0 && poller["counters"]["refraining"] == 1
+        });
+        ends.store(true, Ordering::Relaxed);
+    });
+    wait_until("it makes offers again, and they are short", LIMIT, || {
+        let (before, soon) = (poller(), Deadline::after(Duration::from_millis(1500)));
+        while !soon.passed() {
+            poller();
+        }
+        let after = poller();
+        let is_settled = refrainings(&after) == refrainings(&before);
+        is_settled && after["counters"]["refraining"] == 0 && after["pinned"] == true
+    });
 }
 
 /// How long a gateway may stay awake after work.
