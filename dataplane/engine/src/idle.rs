@@ -566,7 +566,7 @@ mod tests {
             ("a crowd that waits for answers", 1, 79, true),
             ("requests that come as they like", 1, 110, false),
             ("the same, where half of the offers find nobody", 2, 110, false),
-            ("a daemon that has something to do now and then", 200, 300, true),
+            ("a daemon that has something to do now and then", 100, 100, true),
         ] {
             let mut busy = Busy::new();
             // Longer than its memory.
