@@ -320,11 +320,11 @@ fn write_all(program: Application, app: &OwnedFd) {
     program.finish(app.as_fd());
 }
 
-/// What the program has of its rings may change meanwhile.
-fn read_all(rings: impl Fn() -> Application, app: &OwnedFd) {
+/// What the program has of its rings may change meanwhile: `rings` is told how much has come.
+fn read_all(rings: impl Fn(usize) -> Application, app: &OwnedFd) {
     let (mut came, mut lens) = (0, [3, 100, 70_000].into_iter().cycle());
     while came < TOTAL {
-        let program = rings();
+        let program = rings(came);
         let bytes = reads(&program, app, lens.next().unwrap());
         assert_eq!(bytes, pattern(came, bytes.len()), "at {came}");
         came += bytes.len();
@@ -365,7 +365,7 @@ fn nobody_sleeps_while_there_is_something_to_do() {
     let (app, program) = (&pair.app, pair.program);
     std::thread::scope(|scope| {
         scope.spawn(move || write_all(program, app));
-        scope.spawn(move || read_all(|| program, app));
+        scope.spawn(move || read_all(|_| program, app));
         // The gateway sends back what comes.
         let (mut held, mut has_end, mut sent) = (Vec::new(), false, 0);
         while !has_end || sent < TOTAL {
