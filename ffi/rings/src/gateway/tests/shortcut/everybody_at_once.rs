@@ -73,8 +73,8 @@ fn nobody_sleeps_while_the_other_has_something_to_say() {
 
 type Rings = dyn Fn(usize) -> Application + Send + Sync;
 
-/// What a program has of its rings when so much has come or gone: when it was asked `late` times, it
-/// has a shortcut. Threads that wait for each other in large steps ask seldom, so it has one at
+/// What a program has of its rings when so much has come or gone: when it was asked `late` times,
+/// it has a shortcut. Threads that wait for each other in large steps ask seldom, so it has one at
 /// half-time in any case: enough is left then to go by it.
 fn joins_later(party: &Party, late: u32) -> Arc<Rings> {
     let (gateway, program) = (Arc::clone(&party.gateway), party.program);
