@@ -407,7 +407,7 @@ fn poll(mut table: Section<'_>) -> Result<Poll, ConfigError> {
     let cores = table.numbers("cores", &(0..CORES_MAX))?;
     let cores = cores.iter().filter_map(|core| usize::try_from(core.value).ok()).collect();
     let pin = table.boolean("pin", true)?;
-    let boost = table.number("boost", 0..21, 5)?.value;
+    let boost = table.number("boost", 0..21, 10)?.value;
     let boost = u8::try_from(boost).expect("its range was checked");
     table.finish()?;
     Ok(Poll { policy, spin, cores, pin, boost })

@@ -248,7 +248,7 @@ mod tests {
             spin: Duration::ZERO,
             cores: cores.to_vec(),
             pin: true,
-            boost: 5,
+            boost: 10,
         }
     }
 

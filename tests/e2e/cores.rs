@@ -115,7 +115,8 @@ fn smoke_idle_gateways_use_no_core() {
 }
 
 /// As long as a busy program ran on a poller's core, an answer used to take 4 ms instead of 45 µs.
-/// The poller must leave the core to the program, and take it back when the program has ended.
+/// The poller must leave the core to the program, and take it back when the program has ended. As
+/// long as it must do without, whatever it carries raises its priority, but silence does not.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_a_busy_core_is_left_and_taken_back() {
@@ -129,12 +130,17 @@ fn smoke_a_busy_core_is_left_and_taken_back() {
     let [Some(first), Some(second)] = cores else {
         panic!("two free cores are needed, or there is nothing to leave: {cores:?}");
     };
-    let both_are = |contended: bool| {
-        // A poller notices a neighbour only while it works.
-        (0..50).for_each(|_| assert_echo(&client, &server));
+    let both = |is_so: &dyn Fn(&Value) -> bool| {
         gateways.iter().all(|gateway| {
             let stats: Value = serde_json::from_str(&gateway.get("/stats")).expect("JSON");
-            let poller = &stats["pollers"][0];
+            is_so(&stats["pollers"][0])
+        })
+    };
+    // A poller notices a neighbour only while it works.
+    let talk = || (0..50).for_each(|_| assert_echo(&client, &server));
+    let both_are = |contended: bool| {
+        talk();
+        both(&|poller| {
             let is_contended = poller["counters"]["contended"] == 1;
             let says_so = poller["placement"].as_str().is_some_and(|it| it.contains("busy"));
             is_contended == contended && says_so == contended && poller["pinned"] != contended
@@ -147,6 +153,12 @@ fn smoke_a_busy_core_is_left_and_taken_back() {
         Process::start(&hosts.a, &hosts.logs, &format!("busy-{core}"), &mut command)
     });
     wait_until("the pollers have left their cores", LIMIT, || both_are(true));
+    let raised = |it: u8| both(&|poller| poller["counters"]["priority_raised"] == it);
+    wait_until("few bytes raise their priority", LIMIT, || {
+        talk();
+        raised(1)
+    });
+    wait_until("in silence it is as usual", LIMIT, || raised(0));
     drop(busy);
     wait_until("the pollers are back", LIMIT, || both_are(false));
 }

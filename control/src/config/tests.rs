@@ -57,7 +57,7 @@ fn every_other_key_has_a_default() {
         spin: Duration::from_micros(50),
         cores: vec![],
         pin: true,
-        boost: 5,
+        boost: 10,
     };
     assert_eq!(config.poll, poll);
     let [listener] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
