@@ -174,7 +174,7 @@ pub struct Poll {
     pub cores: Vec<usize>,
     /// Whether each is tied to its core.
     pub pin: bool,
-    /// By how many steps of `nice` one that carries streams raises its priority, while others need
+    /// By how many steps of `nice` one that carries bytes raises its priority, while others need
     /// its core.
     pub boost: u8,
 }

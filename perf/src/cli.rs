@@ -119,6 +119,11 @@ struct RunArguments {
     /// do), or host.
     #[arg(long, default_value = "auto", value_parser = ["auto", "host"])]
     local: String,
+    /// Sessions of the programs: one (that of the harness), or own (each its own, as services
+    /// have). Where the kernel groups by session (autogroup), a nice value means nothing to
+    /// programs of other sessions.
+    #[arg(long, default_value = "one", value_parser = ["one", "own"])]
+    sessions: String,
     /// MTU of the network between the hosts.
     #[arg(
         long,
@@ -271,6 +276,7 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         pin: arguments.pin,
         local: arguments.local,
         spin_us: arguments.spin,
+        sessions: arguments.sessions,
         mtu: arguments.mtu,
         beside: arguments.beside,
         date: arguments.date,

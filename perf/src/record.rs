@@ -50,6 +50,9 @@ pub(crate) struct Measurement {
     /// The gateways' `[poll] policy`.
     #[serde(default = "adaptive")]
     pub(crate) poll: String,
+    /// Whether the programs had sessions of their `own`, or `one` together.
+    #[serde(default = "one")]
+    pub(crate) sessions: String,
     /// How long programs watched their rings before they slept; none: as they decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) spin_us: Option<u32>,
@@ -125,6 +128,11 @@ fn fixed() -> String {
 /// The value for older files.
 fn adaptive() -> String {
     "adaptive".to_owned()
+}
+
+/// The value for older files.
+fn one() -> String {
+    "one".to_owned()
 }
 
 /// The value for older files.
@@ -235,6 +243,7 @@ pub(crate) mod tests {
             pin: fixed(),
             local: host(),
             poll: adaptive(),
+            sessions: one(),
             spin_us: None,
             round,
             elapsed_s: 3.0,

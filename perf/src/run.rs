@@ -42,6 +42,8 @@ pub(crate) struct Plan {
     pub(crate) local: String,
     /// How long programs watch their rings before they sleep, in microseconds; none: they decide.
     pub(crate) spin_us: Option<u32>,
+    /// Whether programs have sessions of their `own`, or `one` together.
+    pub(crate) sessions: String,
     pub(crate) mtu: u32,
     pub(crate) beside: Vec<Beside>,
     pub(crate) date: Option<String>,
@@ -64,6 +66,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         pin: plan.pin,
         local: plan.local.clone(),
         spin_us: plan.spin_us,
+        own_sessions: plan.sessions == "own",
         mtu: plan.mtu,
     })?;
     let (mtu, settings) = (bench.namespaces().mtu_bytes()?, bench.namespaces().settings()?);
@@ -140,6 +143,7 @@ fn measure(
         pin: plan.pin.to_string(),
         local: plan.local.clone(),
         poll: plan.idle_policy.clone(),
+        sessions: plan.sessions.clone(),
         spin_us: plan.spin_us,
         round,
         elapsed_s: load.elapsed_s,
@@ -346,6 +350,7 @@ mod tests {
             pin: Pin::Auto,
             local: "auto".into(),
             spin_us: None,
+            sessions: "one".into(),
             mtu: 1500,
             beside: Vec::new(),
             date: None,

@@ -69,9 +69,10 @@ counters! {
     pinned: now,
     /// Whether it runs on the core of its applications now, having none to itself: 0 or 1.
     near: now,
-    /// Whether its priority is raised now, for a stream beside busy programs: 0 or 1.
+    /// Whether its priority is raised now, for what it carries beside busy programs: 0 or 1.
     priority_raised: now,
-    /// Times the kernel refused to change it. A thread that may not raise it tries once.
+    /// Times the kernel refused to change it. A thread that may not raise it tries once, and once
+    /// more if it may raise it less far.
     priority_refused: count,
     /// Times the thread has asked for memory. It does not while connections only carry bytes.
     allocations: count,

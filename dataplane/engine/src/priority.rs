@@ -23,7 +23,7 @@
 use std::io;
 use std::time::Duration;
 
-use rustix::process::{getpriority_process, setpriority_process};
+use rustix::process::{Resource, getpriority_process, getrlimit, setpriority_process};
 use smcr_proto::Instant;
 
 /// The priority of the calling thread, and what it depends on.
@@ -32,6 +32,8 @@ pub struct Priority {
     /// As a value of `nice`, what the thread began with, and what it is raised to.
     usual: i32,
     high: i32,
+    /// What a thread without privilege may raise it to.
+    permitted: i32,
     /// How many bytes had moved at the last look.
     seen: u64,
     /// When bytes last moved, if that was a moment ago.
@@ -44,7 +46,11 @@ impl Priority {
     pub fn of_this_thread(boost: u8) -> Self {
         let usual = getpriority_process(None).expect("a thread that asks for its own is there");
         let high = (usual - i32::from(boost)).max(HIGHEST);
-        Self { usual, high, seen: 0, moved_at: None, raised: false }
+        // The limit counts upwards, from 1 for the lowest priority. Without one, everything is
+        // permitted.
+        let limit = getrlimit(Resource::Nice).current;
+        let permitted = limit.map_or(HIGHEST, |limit| 20 - i32::try_from(limit).unwrap_or(40));
+        Self { usual, high, permitted, seen: 0, moved_at: None, raised: false }
     }
 
     /// Whether it is raised.
@@ -71,8 +77,9 @@ impl Priority {
         self.change(raised, |nice| setpriority_process(None, nice).map_err(Into::into))
     }
 
-    /// Raises it or gives it back, if that is not done already. A thread that may not raise it does
-    /// not try again: that seldom changes while a process runs, and each attempt is a system call.
+    /// Raises it or gives it back, if that is not done already. A thread that may not raise it so
+    /// far raises it as far as its limit permits. If it may not do that either, it does not try
+    /// again: that seldom changes while a process runs, and each attempt is a system call.
     fn change(
         &mut self,
         raised: bool,
@@ -84,8 +91,11 @@ impl Priority {
         let outcome = set(if raised { self.high } else { self.usual });
         match outcome {
             Ok(()) => self.raised = raised,
+            Err(_) if raised && (self.high + 1..self.usual).contains(&self.permitted) => {
+                self.high = self.permitted;
+            }
             Err(_) if raised => self.high = self.usual,
-            // It stays raised, and is given back another time.
+            // It stays raised until a later turn.
             Err(_) => {}
         }
         Some(outcome)
@@ -117,7 +127,8 @@ mod tests {
 
     /// One that last moved something at [`START`].
     fn carrying(raised: bool) -> Priority {
-        Priority { usual: 0, high: -5, seen: 0, moved_at: Some(START), raised }
+        let moved_at = Some(START);
+        Priority { usual: 0, high: -10, permitted: 20, seen: 0, moved_at, raised }
     }
 
     /// One turn in each situation: what moved, how long nothing had, and who needs the core.
@@ -199,6 +210,16 @@ mod tests {
         assert_eq!((priority.is_raised(), priority.deadline()), (false, None), "nothing to undo");
         assert!(priority.change(true, |_| Ok(())).is_none(), "it was refused");
         assert!(priority.change(false, |_| Ok(())).is_none(), "it is as usual");
+        // As far as it may.
+        let mut priority = Priority { permitted: -3, ..carrying(false) };
+        assert!(priority.change(true, denied).expect("it is due").is_err());
+        let mut asked = Vec::new();
+        let outcome = priority.change(true, |nice| {
+            asked.push(nice);
+            Ok(())
+        });
+        assert!(outcome.expect("it is due").is_ok() && priority.is_raised());
+        assert_eq!(asked, [-3]);
         // To give it back is never refused; if it were, it would be due as before.
         let mut priority = carrying(true);
         assert!(priority.change(false, denied).expect("it is due").is_err());

@@ -49,6 +49,8 @@ pub(crate) struct Options {
     pub(crate) local: String,
     /// How long programs watch their rings before they sleep, in microseconds; none: they decide.
     pub(crate) spin_us: Option<u32>,
+    /// Whether each program has a session of its own.
+    pub(crate) own_sessions: bool,
     /// MTU of the veth pair.
     pub(crate) mtu: u32,
 }
@@ -97,7 +99,7 @@ impl Bench {
             nginxes: Vec::new(),
             gateways: Vec::new(),
             running: None,
-            namespaces: Namespaces::create(options.mtu)?,
+            namespaces: Namespaces::create(options.mtu, options.own_sessions)?,
             folder: Folder::create()?,
             myself,
             options,

@@ -34,6 +34,7 @@ pub(crate) enum Host {
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     names: [String; 2],
+    own_sessions: bool,
 }
 
 impl Namespaces {
@@ -42,13 +43,14 @@ impl Namespaces {
         ["a", "b"].map(|host| format!("smcperf-{}-{host}", std::process::id()))
     }
 
-    /// Builds both, with packets of up to `mtu` bytes between them.
+    /// Builds both, with packets of up to `mtu` bytes between them. With `own_sessions` each
+    /// program will be the leader of a session.
     ///
     /// # Errors
     ///
     /// Without the privilege to make network namespaces.
-    pub(crate) fn create(mtu: u32) -> Result<Self> {
-        let namespaces = Self { names: Self::names() };
+    pub(crate) fn create(mtu: u32, own_sessions: bool) -> Result<Self> {
+        let namespaces = Self { names: Self::names(), own_sessions };
         let [a, b] = &namespaces.names;
         ip(&["netns", "add", a])?;
         ip(&["netns", "add", b])?;
@@ -65,7 +67,9 @@ impl Namespaces {
 
     /// A command that runs `argv` inside `host` and dies with the harness.
     pub(crate) fn command(&self, host: Host, argv: &[String]) -> Command {
-        let mut command = Command::new("setpriv");
+        // It leads no process group yet, so it becomes what `setsid` runs, without a `fork`.
+        let mut command = Command::new(if self.own_sessions { "setsid" } else { "setpriv" });
+        command.args(self.own_sessions.then_some("setpriv"));
         command.args(["--pdeathsig", "KILL", "nsenter"]);
         command.arg(format!("--net=/run/netns/{}", self.name(host)));
         command.arg("--").args(argv);

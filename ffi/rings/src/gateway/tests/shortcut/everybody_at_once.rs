@@ -81,8 +81,8 @@ fn joins_later(party: &Party, late: u32) -> Arc<Rings> {
     let app = party.app.try_clone().unwrap();
     let (shortcut, asked) = (OnceLock::new(), AtomicU32::new(0));
     Arc::new(move |done| {
-        let early = done < TOTAL / 2 && asked.fetch_add(1, SeqCst) < late;
-        if shortcut.get().is_none() && early {
+        let is_early = || done < TOTAL / 2 && asked.fetch_add(1, SeqCst) < late;
+        if shortcut.get().is_none() && is_early() {
             return program;
         }
         let map = || {
