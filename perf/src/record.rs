@@ -152,13 +152,17 @@ impl Measurement {
         (first > 0.0).then(|| last / first)
     }
 
-    /// The workload's label in tables: its name, and the busy loops beside it.
+    /// The workload's label in tables: its name, the busy loops beside it, and whether they and
+    /// the programs have sessions of their own.
     pub(crate) fn label(&self) -> String {
-        if self.beside == alone() {
-            self.scenario.clone()
-        } else {
-            format!("{} beside {}", self.scenario, self.beside)
+        let mut label = self.scenario.clone();
+        if self.beside != alone() {
+            label += &format!(" beside {}", self.beside);
         }
+        if self.sessions != one() {
+            label += &format!(" ({} sessions)", self.sessions);
+        }
+        label
     }
 
     /// `cpu_s` per gigabyte (10⁹ bytes) of a stream.

@@ -92,9 +92,6 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
     let mut policies: Vec<&str> = measurements.iter().map(|m| m.poll.as_str()).collect();
     policies.dedup();
     write!(text, " Idle policy: {}.", policies.join(", ")).expect("a string takes all");
-    if measurements.iter().any(|measurement| measurement.sessions == "own") {
-        text += " Each program has a session of its own.";
-    }
     if measurements.iter().any(|measurement| measurement.calls_per_s_proxies.is_some()) {
         text += " System calls of proxies were counted, which slows whoever makes many.";
     }

@@ -233,7 +233,7 @@ fn killed_gateway_under_load() {
             let noticed = client.join().expect("the client hears of it");
             let after = noticed.saturating_sub(killed);
             assert!(noticed >= killed, "broken before the gateway was killed");
-            assert!(after < Duration::from_secs(4), "noticed after {after:?}");
+            assert!(after < Duration::from_secs(12), "noticed after {after:?}");
         }
         drop(b);
     });

@@ -87,7 +87,7 @@ fn smoke_terminate_drains() {
     let status = pair.a.process.wait(LIMIT);
     assert_eq!(status.code(), Some(0), "{}", pair.a.process.log());
     // It ends its link groups, so that peers need not wait half a minute to notice its end.
-    wait_until("gateway B gives up the link group", Duration::from_secs(5), || {
+    wait_until("gateway B gives up the link group", Duration::from_secs(15), || {
         pair.b.stats().link_groups.is_empty()
     });
 }

@@ -44,6 +44,8 @@ fn drink(mut from: &TcpStream, count: &AtomicU64) {
 }
 
 /// Bytes per second that are counted within `time`.
+const SPANS: [(); 5] = [(); 5];
+
 fn rate(count: &AtomicU64, time: Duration) -> u64 {
     let (begun, before) = (now(), count.load(Relaxed));
     thread::sleep(time);
@@ -79,9 +81,13 @@ fn round_trip(client: &TcpStream, server: &TcpStream) -> Duration {
     times[times.len() / 2]
 }
 
-fn assert_about(rate: u64, expected: u64, what: &str) {
+/// A machine that others keep busy loses what a limit grants, so one span of several must do.
+fn assert_about(count: &AtomicU64, expected: u64, what: &str) {
     let within = expected * 9 / 10..=expected * 11 / 10;
-    assert!(within.contains(&rate), "{what}: {rate} bytes/s instead of {expected}");
+    let spans = SPANS.map(|_| rate(count, Duration::from_secs(1)));
+    let is_about = spans.iter().any(|rate| within.contains(rate));
+    let is_kept = spans.iter().all(|rate| rate <= within.end());
+    assert!(is_about && is_kept, "{what}: {spans:?} bytes/s instead of {expected}");
 }
 
 /// A backup gets a hundred megabits, in either direction; who works beside it on another listener
@@ -105,20 +111,22 @@ fn a_limited_stream_beside_others() {
         let (stream, far) = open(&hosts, LIMITED, &listeners[0]);
         let (from, to) = if to_server { (&stream, &far) } else { (&far, &stream) };
         while_pouring(from, to, |count| {
-            let second = Duration::from_secs(1);
-            assert_about(rate(count, 2 * second), MBIT_100, "a limited stream");
-            let beside = round_trip(&client, &server);
+            assert_about(count, MBIT_100, "a limited stream");
+            let beside = SPANS.map(|_| round_trip(&client, &server)).into_iter().min();
+            let beside = beside.expect("there are spans");
             let most = 4 * alone + Duration::from_millis(1);
             assert!(beside < most, "{beside:?} beside a limited stream, {alone:?} alone");
             if to_server {
                 reload(&hosts, &pair.a, &near("200Mbit"), ("/listener/1/bandwidth_max", "200Mbit"));
-                assert_about(rate(count, 2 * second), 2 * MBIT_100, "after a reload");
+                assert_about(count, 2 * MBIT_100, "after a reload");
                 reload(&hosts, &pair.a, &near("100Mbit"), ("/listener/1/bandwidth_max", "100Mbit"));
             }
         });
     }
-    let free = while_pouring(&client, &server, |count| rate(count, Duration::from_millis(500)));
-    assert!(free > 3 * MBIT_100, "{free} bytes/s without a limit");
+    let free = while_pouring(&client, &server, |count| {
+        SPANS.map(|_| rate(count, Duration::from_millis(200)))
+    });
+    assert!(free.iter().any(|rate| *rate > 3 * MBIT_100), "{free:?} bytes/s without a limit");
     pair.assert_all_smc(3);
     assert!(pair.a.stats().counter("paced") > 100);
     assert_eq!(pair.b.stats().counter("paced"), 0);

@@ -86,7 +86,8 @@ fn smoke_nginx() {
     let page = format!("http://{}/", local(PORT));
     for (name, header) in [("wrk-keep-alive", "Accept: */*"), ("wrk-close", "Connection: close")] {
         let mut client = Command::new("wrk");
-        client.args(["-t", "2", "-c", "32", "-d", "3s", "--latency", "-H", header, &page]);
+        client.args(["-t", "2", "-c", "32", "-d", "3s", "--timeout", "20s", "--latency"]);
+        client.args(["-H", header, &page]);
         let report = run(&hosts, &hosts.a, name, LIMIT, &mut client).expect_success(name);
         assert!(!report.contains("Socket errors"), "{name}:\n{report}");
         assert!(!report.contains("Non-2xx"), "{name}:\n{report}");

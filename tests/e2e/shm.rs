@@ -72,7 +72,7 @@ fn a_gateway_that_is_killed_is_noticed_and_replaced() {
     pair.b.process.signal(Signal::KILL);
     let killed = now();
     let heard = (&client).read(&mut [0]);
-    assert!(now() - killed < Duration::from_secs(3));
+    assert!(now() - killed < Duration::from_secs(12));
     let kind = heard.as_ref().map_err(std::io::Error::kind).copied();
     assert!(matches!(kind, Err(ErrorKind::ConnectionReset)), "{heard:?}");
     drop((client, server));

@@ -199,7 +199,7 @@ fn a_gateway_that_was_killed_intercepts_nothing() {
         gateway.process.wait(LIMIT);
     };
     killed("ebpf");
-    wait_until("connections are direct", Duration::from_secs(1), is_direct);
+    wait_until("connections are direct", LIMIT, is_direct);
     assert_eq!(site.intercept(&["show"]), "");
 
     killed("redirect");

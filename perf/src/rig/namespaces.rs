@@ -157,6 +157,7 @@ const SETTINGS: &[&str] = &[
     "net.ipv4.tcp_wmem",
     "net.core.somaxconn",
     "net.core.rmem_max",
+    "kernel.sched_autogroup_enabled",
 ];
 
 fn ip(arguments: &[&str]) -> Result<String> {

@@ -228,7 +228,8 @@ const REDIS_PER_S: f64 = 50_000.0;
 /// does not run as root.
 const POSTGRES: &str = "\
     bin=$(ls -d /usr/lib/postgresql/*/bin | tail -1)\n\
-    as() { setpriv --reuid=postgres --regid=postgres --clear-groups \"$@\"; }\n\
+    as() { setpriv --reuid=postgres --regid=postgres --clear-groups \\\n\
+        setpriv --pdeathsig KILL \"$@\"; }\n\
     install -d -o postgres $folder/postgres\n\
     cd $folder/postgres\n\
     as $bin/initdb --pgdata=data --auth=trust >&2\n\
@@ -236,7 +237,7 @@ const POSTGRES: &str = "\
     as $bin/pg_ctl --pgdata=data --wait --options=\"-k $folder/postgres -h ''\" start >&2\n\
     as $bin/pgbench --host=$folder/postgres --initialize --quiet postgres >&2\n\
     as $bin/pg_ctl --pgdata=data --wait stop >&2\n\
-    exec setpriv --reuid=postgres --regid=postgres --clear-groups \\\n\
+    exec setpriv --reuid=postgres --regid=postgres --clear-groups setpriv --pdeathsig KILL \\\n\
         $bin/postgres -D data -p $port -k $folder/postgres -h 0.0.0.0\n";
 
 #[cfg(test)]

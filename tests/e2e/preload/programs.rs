@@ -67,13 +67,13 @@ pub(super) const PROGRAMS: [Program; 9] = [
         name: "postgres",
         port: 8005,
         server: "bin=$(ls -d /usr/lib/postgresql/*/bin | tail -1)
-            trap 'kill $server; wait $server; rm -rf $folder' TERM EXIT
             folder=$(mktemp -d); chown postgres $folder; cd $folder
+            LD_PRELOAD= setsid sh -c \"tail --pid=$$ -f /dev/null; rm -rf $folder\" &
             as() { setpriv --reuid=postgres --regid=postgres --clear-groups \"$@\"; }
             LD_PRELOAD= as $bin/initdb --pgdata=data --auth=trust --no-sync >&2
             echo 'host all all all trust' >> data/pg_hba.conf
-            as $bin/postgres -D data -p $port -k $folder -h $at -c fsync=off & server=$!
-            wait $server",
+            as setpriv --pdeathsig KILL \\
+                $bin/postgres -D data -p $port -k $folder -h $at -c fsync=off & wait $!",
         client: "export PGHOST=$at PGPORT=$port PGUSER=postgres PGDATABASE=postgres
             psql -tAc 'select 6 * 7, length(repeat($$x$$, 3000000))'
             pgbench=$(ls /usr/lib/postgresql/*/bin/pgbench | tail -1)

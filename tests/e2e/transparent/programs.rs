@@ -134,19 +134,18 @@ pub(super) fn ask_all(hosts: &Hosts, client: &Host, servers: &Servers, expected:
     1 + 1 + 8 + 2 + 1 + 1 + 20
 }
 
-const POSTGRES_SCRIPT: &str = r"
+const POSTGRES_SCRIPT: &str = r#"
     bin=$(ls -d /usr/lib/postgresql/*/bin | tail -1)
     folder=$(mktemp -d)
     chown postgres $folder
     cd $folder
+    setsid sh -c "tail --pid=$$ -f /dev/null; rm -rf $folder" &
     as() { setpriv --reuid=postgres --regid=postgres --clear-groups $@; }
     as $bin/initdb --pgdata=data --auth=trust --no-sync >&2
     echo 'host all all all trust' >> data/pg_hba.conf
-    trap 'kill $server; wait $server; rm -rf $folder' TERM EXIT
-    as $bin/postgres -D data -p $port -k $folder -h $at -c fsync=off &
-    server=$!
-    wait $server
-";
+    as setpriv --pdeathsig KILL $bin/postgres -D data -p $port -k $folder -h $at -c fsync=off &
+    wait $!
+"#;
 const SSH_SCRIPT: &str = r"
     rm -f host_key* client_key*
     ssh-keygen -q -t ed25519 -N '' -f host_key

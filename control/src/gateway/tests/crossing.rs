@@ -135,7 +135,7 @@ fn a_trial_is_short() {
     assert!(matches!(other.hear(), Some(Frame::Decline(_))), "one at a time");
     trial.say(&Frame::Accept(trial.offer(HERE)));
     assert!(matches!(trial.hear(), Some(Frame::Confirm(_))));
-    trial.socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-    assert!(matches!(trial.hear(), Some(Frame::Decline(_))), "long before 1.3 s have passed");
+    trial.socket.set_read_timeout(Some(Duration::from_millis(1_100))).unwrap();
+    assert!(matches!(trial.hear(), Some(Frame::Decline(_))), "before 1.3 s have passed");
     assert_echo(&mut application, &mut trial.socket);
 }

@@ -339,7 +339,7 @@ fn a_deaf_peer_makes_nobody_wait() {
         }
         nics[1].turn();
     }
-    assert!(now().since(start) < Duration::from_secs(5));
+    assert!(now().since(start) < Duration::from_secs(20));
     assert_eq!(nics[1].broke(captured.qp), None);
     // It rings once more, and closes its bell: we must be able to sleep again.
     (0..1_000).for_each(|_| captured.bell.ring());
