@@ -66,9 +66,10 @@ fn an_open_loop_keeps_its_rate() {
         let result = open_loop::run(server(Behaviour::Echo), 4, rate_per_s, duration).unwrap();
         result.requests_total
     });
-    // 450 requests are due; on a loaded machine the last ones may still be in flight.
-    assert!(answered.iter().any(|total| (300..=460).contains(total)), "{answered:?}");
-    assert!(answered.iter().all(|total| *total <= 460), "{answered:?}");
+    // 450 requests are due; on a loaded machine the last ones may still be in flight. One of three
+    // runs may meet a moment in which the machine stands still.
+    let kept = answered.iter().filter(|total| (300..=460).contains(*total)).count();
+    assert!(kept >= 2, "{answered:?}");
 }
 
 /// The receiver's count is the figure of STR, so it must be of all bytes sent.
