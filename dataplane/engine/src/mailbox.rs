@@ -1,13 +1,13 @@
 //! A bounded queue between two threads, whose receiver may sleep.
 //!
 //! Sending is one push. Only when the receiver has said that it sleeps does the sender pay for a
-//! system call to wake it.
+//! system call to wake it. Neither end ever waits for the other ([`Queue`]).
 
-use crate::sync::{Arc, ArrayQueue, AtomicBool, AtomicU64, Bell, Descriptor, Ordering, fence};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Bell, Descriptor, Ordering, Queue, fence};
 
 #[derive(Debug)]
 struct Mailbox<T> {
-    queue: ArrayQueue<T>,
+    queue: Queue<T>,
     waker: Waker,
 }
 
@@ -94,9 +94,9 @@ impl<T> Clone for Sender<T> {
 #[derive(Debug)]
 pub struct Receiver<T>(Arc<Mailbox<T>>);
 
-/// A queue of `capacity`, whose receiver is woken by `waker`.
+/// A queue of `capacity`, rounded up to a power of two, whose receiver is woken by `waker`.
 pub fn mailbox<T>(capacity: usize, waker: Waker) -> (Sender<T>, Receiver<T>) {
-    let shared = Arc::new(Mailbox { queue: ArrayQueue::new(capacity), waker });
+    let shared = Arc::new(Mailbox { queue: Queue::new(capacity), waker });
     (Sender(Arc::clone(&shared)), Receiver(shared))
 }
 
@@ -130,8 +130,7 @@ impl<T> Sender<T> {
 impl<T> Receiver<T> {
     /// The oldest value.
     pub fn receive(&self) -> Option<T> {
-        // To find a queue empty by trying costs more, and most of the time it is.
-        if self.is_empty() { None } else { self.0.queue.pop() }
+        self.0.queue.pop()
     }
 
     /// Whether nothing waits.

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-pub(crate) use crossbeam_queue::ArrayQueue;
 use rustix::event::{EventfdFlags, eventfd};
+pub(crate) use smcr_rnic::queue::Queue;
 
 /// What a sleeping thread waits for, as epoll wants it.
 pub(crate) type Descriptor<'a> = BorrowedFd<'a>;

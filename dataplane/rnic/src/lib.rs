@@ -11,14 +11,17 @@
 //! `roce`, which implements RoCEv2 in software, over UDP sockets or over ports of DPDK, `verbs`,
 //! which drives real RNICs, and `shm`, which joins the processes of one host by shared memory.
 //! `any` is one type for all backends that a gateway may have. `fault_injector` wraps any of them.
+//! `queue` is for threads that must not wait for each other.
 
 mod absent;
 pub mod any;
 pub mod dice;
 pub mod fault_injector;
+pub mod queue;
 pub mod roce;
 pub mod shm;
 pub mod sim;
+mod sync;
 pub mod tracer;
 pub mod verbs;
 

@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_queue::ArrayQueue;
 use rustix::event::{EventfdFlags, eventfd};
 use smcr_memory::Region;
 use smcr_os::carrier::Link;
 use smcr_proto::{Gid, Qpn, Rkey};
 
 use super::{KEYS_MAX, QUEUE_PAIRS_MAX};
+use crate::queue::Queue;
 use crate::{Domain, Suspicion};
 
 /// Connects the control thread's half and the poller's half.
@@ -18,15 +18,15 @@ use crate::{Domain, Suspicion};
 pub(super) struct Shared {
     /// Key changes, from the control thread to the poller. The queue never overflows: a key is
     /// counted in `keys` until the poller has removed it, and has two entries at most.
-    key_changes: ArrayQueue<KeyUpdate>,
+    key_changes: Queue<KeyUpdate>,
     /// How many keys the poller has, including those whose opening is still queued.
     keys: AtomicUsize,
     /// Numbers of destroyed queue pairs, from the poller to the control thread. The queue never
     /// overflows: at most `QUEUE_PAIRS_MAX` numbers are in use, and each is returned once.
-    retired: ArrayQueue<Qpn>,
+    retired: Queue<Qpn>,
     /// Which queue pairs somebody attacks, from the poller to the control thread. When it is full,
     /// the next report of the same queue pair has the sum.
-    suspicions: ArrayQueue<Suspicion>,
+    suspicions: Queue<Suspicion>,
     /// The state of the wire when the poller last looked: the position of it in `LINKS`.
     link: AtomicUsize,
     bell: Bell,
@@ -86,10 +86,10 @@ impl Shared {
     /// Creates empty queues.
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            key_changes: ArrayQueue::new(2 * KEYS_MAX),
+            key_changes: Queue::new(2 * KEYS_MAX),
             keys: AtomicUsize::new(0),
-            retired: ArrayQueue::new(QUEUE_PAIRS_MAX as usize),
-            suspicions: ArrayQueue::new(SUSPICIONS_MAX),
+            retired: Queue::new(QUEUE_PAIRS_MAX as usize),
+            suspicions: Queue::new(SUSPICIONS_MAX),
             link: AtomicUsize::new(0),
             bell: Bell {
                 rings: AtomicU64::new(0),

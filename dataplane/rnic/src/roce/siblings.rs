@@ -11,11 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crossbeam_queue::ArrayQueue;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use smcr_proto::Qpn;
 
 use super::batch::PACKET_MAX;
+use crate::queue::Queue;
 
 /// The queue pair numbers of one fabric of a NIC: those whose last byte modulo `count` is `index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +54,9 @@ type Buffer = Box<[u8; PACKET_MAX]>;
 /// The queue of packets that other fabrics forward to one fabric.
 #[derive(Debug)]
 struct Mailbox {
-    strays: ArrayQueue<Stray>,
+    strays: Queue<Stray>,
     /// Free buffers.
-    spare: ArrayQueue<Buffer>,
+    spare: Queue<Buffer>,
     /// A sender has signalled `wakeup`, or is about to.
     signalled: AtomicBool,
     /// An eventfd that is readable while packets wait, so that it wakes a fabric that sleeps.
@@ -74,11 +74,11 @@ pub(super) struct Siblings {
 
 impl Mailbox {
     fn new() -> io::Result<Self> {
-        let spare = ArrayQueue::new(STRAYS_MAX);
+        let spare = Queue::new(STRAYS_MAX);
         while spare.push(Box::new([0; PACKET_MAX])).is_ok() {}
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
-            strays: ArrayQueue::new(STRAYS_MAX),
+            strays: Queue::new(STRAYS_MAX),
             spare,
             signalled: AtomicBool::new(false),
             wakeup,

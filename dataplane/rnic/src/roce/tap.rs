@@ -27,6 +27,7 @@ use crossbeam_queue::ArrayQueue;
 use smcr_proto::{Instant, MacAddress};
 
 use super::frame::{FRAME_MAX, HEAD_MAX, Station, Way, write_head};
+use crate::queue::Queue;
 
 /// What to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +81,8 @@ struct Session {
 
 #[derive(Debug)]
 struct Rings {
-    empty: ArrayQueue<Box<Record>>,
-    full: ArrayQueue<Box<Record>>,
+    empty: Queue<Box<Record>>,
+    full: Queue<Box<Record>>,
     /// Frames that were not copied because no record was empty.
     dropped: AtomicU64,
 }
@@ -99,11 +100,8 @@ impl Tracer {
         let snap_len = selection.snap_len.min(FRAME_MAX);
         let count = RECORDS_LEN / (snap_len + size_of::<Record>());
         let count = count.min(RECORDS_MAX);
-        let rings = Rings {
-            empty: ArrayQueue::new(count),
-            full: ArrayQueue::new(count),
-            dropped: AtomicU64::new(0),
-        };
+        let rings =
+            Rings { empty: Queue::new(count), full: Queue::new(count), dropped: AtomicU64::new(0) };
         for _ in 0..count {
             let bytes = Vec::with_capacity(snap_len);
             let record = Record { at: Instant(0), is_sent: false, bytes, frame_len: 0 };
