@@ -177,6 +177,8 @@ pub struct Poll {
     /// By how many steps of `nice` one that carries bytes raises its priority, while others need
     /// its core.
     pub boost: u8,
+    /// Whether one becomes real-time meanwhile, if what it carries gains by that.
+    pub realtime: bool,
 }
 
 /// When a polling thread sleeps.
@@ -409,8 +411,9 @@ fn poll(mut table: Section<'_>) -> Result<Poll, ConfigError> {
     let pin = table.boolean("pin", true)?;
     let boost = table.number("boost", 0..21, 10)?.value;
     let boost = u8::try_from(boost).expect("its range was checked");
+    let realtime = table.boolean("realtime", true)?;
     table.finish()?;
-    Ok(Poll { policy, spin, cores, pin, boost })
+    Ok(Poll { policy, spin, cores, pin, boost, realtime })
 }
 
 /// Values that may occur once in the file.

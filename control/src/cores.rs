@@ -249,6 +249,7 @@ mod tests {
             cores: cores.to_vec(),
             pin: true,
             boost: 10,
+            realtime: true,
         }
     }
 

@@ -118,6 +118,7 @@ fn poll(poll: &Poll) -> Value {
         "cores": poll.cores,
         "pin": poll.pin,
         "boost": poll.boost,
+        "realtime": poll.realtime,
     })
 }
 
@@ -253,7 +254,7 @@ mod tests {
              [[listener]]\nname='behind'\nbind='10.8.0.2:15003'\nupstream='server.example:7'\n\
              proxy_from=['10.9.0.0/16']\nbalance='source'\ncheck={}\n\
              [confine]\nlandlock=false\n[dns]\nservers=['10.8.0.53', '[fd00::1]:5353']\n\
-             [poll]\npolicy='block'\ncores=[1,2]\npin=false\nboost=0\nspin_us=7\n\
+             [poll]\npolicy='block'\ncores=[1,2]\npin=false\nboost=0\nrealtime=false\nspin_us=7\n\
              [local]\ncongestion_control='host'\nsocket='/run/l'\nuids=[1000]\ngids=[33, 34]\n\
              connections_per_process=77\nrings=false\nshortcuts='always'\nshortcut_after=1\n\
              [smc]\noption='assume'\nassume_peers=['10.0.0.0/8']\ngids=['fd00::/64']\n\

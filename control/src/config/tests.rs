@@ -58,6 +58,7 @@ fn every_other_key_has_a_default() {
         cores: vec![],
         pin: true,
         boost: 10,
+        realtime: true,
     };
     assert_eq!(config.poll, poll);
     let [listener] = &config.listeners[..] else { panic!("{:?}", config.listeners) };
@@ -108,6 +109,7 @@ fn every_key_arrives_where_it_belongs() {
         cores = [0, 1]
         pin = false
         boost = 0
+        realtime = false
         [smc]
         option = "assume"
         assume_peers = ["10.8.0.0/24", "fd00::2"]
@@ -134,7 +136,7 @@ fn every_key_arrives_where_it_belongs() {
     let listener = &config.listeners[0];
     assert_eq!((listener.connect_timeout, listener.backlog), (Duration::from_millis(250), 16));
     assert_eq!((listener.bounds.connections_max, listener.rmbe_size), (10, Some(32_768)));
-    assert!(!listener.tcp_nodelay && !config.poll.pin);
+    assert!(!listener.tcp_nodelay && !config.poll.pin && !config.poll.realtime);
     assert_eq!((config.poll.policy, config.poll.spin), (IdlePolicy::Spin, Duration::ZERO));
     assert_eq!((&config.poll.cores[..], config.poll.boost), (&[0, 1][..], 0));
     let smc = &config.smc;
@@ -144,9 +146,8 @@ fn every_key_arrives_where_it_belongs() {
     assert_eq!((smc.test_link_timeout, smc.tcp_keepalive), (seconds(3), keepalive(6, 7, 8)));
     assert_eq!(listener.tcp_keepalive, keepalive(9, 1, 127));
     assert_eq!((smc.idle_group_server, smc.idle_group_client), (seconds(4), seconds(5)));
-    let limits = &config.limits;
-    assert_eq!((limits.connections_max, limits.handshakes_max), (20, 30));
-    assert_eq!(limits.rmb_bytes, Some(1_000_000));
+    let Limits { connections_max, handshakes_max, rmb_bytes, .. } = config.limits;
+    assert_eq!((connections_max, handshakes_max, rmb_bytes), (20, 30, Some(1_000_000)));
 }
 
 /// What one source may take from others.

@@ -98,12 +98,17 @@ fn conditional(needs: &Needs) -> Vec<(i64, Vec<SeccompRule>)> {
         false => when(0, SeccompCmpOp::MaskedEq(threads), threads),
         true => when(0, SeccompCmpOp::MaskedEq(namespaces), 0),
     };
-    vec![
+    let mut rules = vec![
         (libc::SYS_socket, any_of(0, &families)),
         (libc::SYS_prctl, any_of(0, &options)),
         (libc::SYS_bpf, any_of(0, &commands)),
         (libc::SYS_clone, vec![clone]),
-    ]
+    ];
+    if needs.priority && !needs.dpdk {
+        // A thread becomes real-time by itself; none does so to other processes.
+        rules.push((libc::SYS_sched_setscheduler, any_of(0, &[0])));
+    }
+    rules
 }
 
 fn when(argument: u8, is: SeccompCmpOp, value: u64) -> SeccompRule {

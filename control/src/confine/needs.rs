@@ -39,7 +39,7 @@ impl Needs {
     pub fn of(config: &Config) -> Self {
         let mut needs = Self {
             ebpf: config.local.congestion_control == CongestionControl::Auto,
-            priority: config.poll.boost > 0,
+            priority: config.poll.boost > 0 || config.poll.realtime,
             written: written(config),
             ..Self::default()
         };
@@ -148,7 +148,11 @@ mod tests {
     /// What a relay of TCP never needs, nobody who takes it over shall have.
     #[test]
     fn a_relay_of_tcp_needs_nothing() {
-        let least = needs("[local]\ncongestion_control='host'\n[poll]\nboost=0");
+        let least = needs(
+            "[local]\ncongestion_control='host'\n[poll]\nboost=0\n\
+                           realtime=false",
+        );
+        assert!(needs("[poll]\nboost=0").priority && needs("[poll]\nrealtime=false").priority);
         assert_eq!(least, Needs::default());
         assert!(needs("connect='smc'").network && needs("connect='smc'").ebpf);
         let assumed = "connect='smc'\n[smc]\noption='assume'\nassume_peers=['10.0.0.1']\n\

@@ -269,7 +269,11 @@ pub(crate) fn start_poller(
         IdlePolicy::Adaptive => Policy::Adaptive,
         IdlePolicy::Block => Policy::Block,
     };
-    let (idle, boost) = (Idle::new(policy, config.poll.spin), config.poll.boost);
+    let idle = Idle::new(policy, config.poll.spin);
+    let boost = config.poll.boost;
+    // A real-time thread must not wait for one that it keeps from running.
+    let may_be_realtime = fabric.as_ref().is_none_or(any::Fabric::is_lock_free);
+    let realtime = config.poll.realtime && may_be_realtime;
     let traffic = Arc::clone(traffic);
     let (line, seat_index) = (seat.line(), seat.index);
     let ends = Ends {
@@ -296,7 +300,7 @@ pub(crate) fn start_poller(
         }
         match Kernel::new(ends.waker.descriptor(), fabric.event_descriptor(), clock) {
             Ok(kernel) => {
-                let priority = Priority::of_this_thread(boost);
+                let priority = Priority::of_this_thread(boost, realtime);
                 let mut poller = smcr_engine::Poller::new(fabric, kernel, ends, memory);
                 poller.run(idle, &affinity, priority);
             }

@@ -71,8 +71,10 @@ counters! {
     near: now,
     /// Whether its priority is raised now, for what it carries beside busy programs: 0 or 1.
     priority_raised: now,
-    /// Times the kernel refused to change it. A thread that may not raise it tries once, and once
-    /// more if it may raise it less far.
+    /// Whether it is real-time now, because what it carries gains by that: 0 or 1.
+    realtime: now,
+    /// Times the kernel refused to change the thread's priority or to make it real-time. A thread
+    /// that may not tries each once, and once more if it may raise its priority less far.
     priority_refused: count,
     /// Times the thread has asked for memory. It does not while connections only carry bytes.
     allocations: count,

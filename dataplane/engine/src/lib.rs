@@ -37,6 +37,7 @@ pub mod idle;
 pub mod kernel;
 pub mod limits;
 mod links;
+mod load;
 mod mail;
 pub mod mailbox;
 mod moves;

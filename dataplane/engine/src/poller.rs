@@ -26,6 +26,7 @@ use crate::idle::{Advice, Idle, Taken};
 use crate::kernel::Kernel;
 use crate::limits::{EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, HOT_RINGS_MAX, REAP_PER_TURN_MAX};
 use crate::links::Links;
+use crate::load::Load;
 use crate::mail::{Mail, Neighbours};
 use crate::mailbox::{Receiver, Sender, Waker};
 use crate::moves::Moves;
@@ -88,6 +89,7 @@ pub struct Poller<F: Fabric, S: Streams> {
     shared: Shared<F, S>,
     arrived: Arrived,
     nearness: Nearness,
+    load: Load,
     sampler: Sampler,
     sweep: Sweep,
     stopping: bool,
@@ -134,6 +136,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 swept: Vec::new(),
             },
             nearness: Nearness::default(),
+            load: Load::default(),
             sampler: Sampler::default(),
             sweep: Sweep::default(),
             stopping: false,
@@ -154,6 +157,7 @@ impl<F: Fabric> Poller<F, Kernel> {
             let moved = self.turn(now);
             // Before any sleep: nobody wakes a thread that was told to stop.
             if self.stopping {
+                self.set_priority(now, &mut priority, false);
                 return;
             }
             now = clock.now();
@@ -173,6 +177,7 @@ impl<F: Fabric> Poller<F, Kernel> {
                     self.sleep(now, moved, priority.deadline());
                     let before = std::mem::replace(&mut now, clock.now());
                     self.nearness.slept(before, now);
+                    self.load.slept(before, now);
                 }
             }
             self.settle(&idle, &mut place, affinity);
@@ -236,9 +241,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let fabric = self.fabric.prepare_sleep(now);
         let retiring = self.links.retiring().next().is_some();
         let sweep = (self.connections.busy() > 0 || retiring).then_some(self.sweep.at());
-        // The control thread does not tell us when its queue has room again, so we must look.
-        let reports = self.reports.are_delayed().then_some(now);
-        let mail = self.mail.waits().then_some(now + MAIL_AGAIN);
+        let reports = self.reports.are_delayed().then_some(now + AGAIN);
+        let mail = self.mail.waits().then_some(now + AGAIN);
         let paced = self.work.paced.next_deadline();
         [fabric, sweep, reports, mail, paced].into_iter().flatten().min()
     }
@@ -375,7 +379,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             // The connection may have ended or left this poller since it was queued.
             let Some((relay, mut turn)) = self.open(now, slot) else { continue };
             let outcome = act(relay, &mut turn);
-            moved |= self.apply(now, slot, outcome);
+            moved |= self.conclude(now, slot, outcome);
         }
         self.work.give_back(slots);
         moved
@@ -401,6 +405,16 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn open(&mut self, now: Instant, slot: u16) -> Option<(&mut Relay<S::Stream>, Turn<'_, S>)> {
         let (connections, turn) = self.lend(now);
         connections.at(slot).map(|relay| (relay, turn))
+    }
+
+    /// The same as [`Self::apply`], after a relay has carried bytes, if there were any.
+    #[inline]
+    fn conclude(&mut self, now: Instant, slot: u16, outcome: Outcome) -> bool {
+        let moved = self.apply(now, slot, outcome);
+        if moved {
+            self.load.note(slot);
+        }
+        moved
     }
 
     /// Fulfils the request of the relay in `slot` after its turn. Returns whether anything moved.
@@ -471,8 +485,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
-/// How soon we try a neighbour again whose queue was full: it does not tell us when it has room.
-const MAIL_AGAIN: Duration = Duration::from_micros(50);
+/// How soon we try somebody again whose queue was full: nobody tells us when it has room.
+const AGAIN: Duration = Duration::from_micros(50);
 
 #[cfg(test)]
 mod tests;

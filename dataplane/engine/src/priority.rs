@@ -8,7 +8,12 @@
 //! one that waits it is answered milliseconds late. So a thread that carries anything beside busy
 //! programs raises its priority.
 //!
-//! It gives the priority back when it has had nothing to carry for a tenth of a second, and when
+//! How much a nice value weighs depends on who else is there: next to nothing against programs of
+//! other sessions or cgroups, which get their shares first. So a thread whose load gains by that
+//! ([`Load`](crate::load::Load)) also becomes real-time: it runs before all ordinary threads when
+//! it has something to do. It stays so only as long as it leaves them some of its core.
+//!
+//! It gives both back when it has had nothing to carry for a tenth of a second, and when
 //! its core is not contended, as far as it knows. That includes the time in which it tries to
 //! return to its core.
 //!
@@ -24,6 +29,7 @@ use std::io;
 use std::time::Duration;
 
 use rustix::process::{Resource, getpriority_process, getrlimit, setpriority_process};
+use smcr_os::realtime;
 use smcr_proto::Instant;
 
 /// The priority of the calling thread, and what it depends on.
@@ -39,44 +45,68 @@ pub struct Priority {
     /// When bytes last moved, if that was a moment ago.
     moved_at: Option<Instant>,
     raised: bool,
+    /// Whether it may become real-time, as far as it knows.
+    may_be_realtime: bool,
+    realtime: bool,
 }
 
 impl Priority {
-    /// That of the calling thread, to be raised by `boost` steps of `nice`.
-    pub fn of_this_thread(boost: u8) -> Self {
+    /// That of the calling thread, to be raised by `boost` steps of `nice`, and to become real-time
+    /// if it `may_be_realtime`, and is an ordinary thread: what somebody else has chosen for it
+    /// stays.
+    pub fn of_this_thread(boost: u8, may_be_realtime: bool) -> Self {
         let usual = getpriority_process(None).expect("a thread that asks for its own is there");
         let high = (usual - i32::from(boost)).max(HIGHEST);
         let permitted = permitted(getrlimit(Resource::Nice).current);
-        Self { usual, high, permitted, seen: 0, moved_at: None, raised: false }
+        Self {
+            usual,
+            high,
+            permitted,
+            seen: 0,
+            moved_at: None,
+            raised: false,
+            may_be_realtime: may_be_realtime && realtime::is_ordinary(),
+            realtime: false,
+        }
     }
 
-    /// Whether it is raised.
+    /// Whether its nice value is raised.
     pub fn is_raised(&self) -> bool {
         self.raised
+    }
+
+    /// Whether it is real-time.
+    pub fn is_realtime(&self) -> bool {
+        self.realtime
     }
 
     /// When [`after_turn`](Self::after_turn) must be called again at the latest: a thread that
     /// sleeps must not keep its priority until something wakes it.
     pub fn deadline(&self) -> Option<Instant> {
-        self.moved_at.filter(|_| self.raised).map(|at| at + QUIET)
+        self.moved_at.filter(|_| self.raised || self.realtime).map(|at| at + QUIET)
     }
 
-    /// A turn ended at `now`. `bytes` have moved in all turns so far, and `contended` tells whether
-    /// others need the core ([`Idle::is_contended`](crate::idle::Idle::is_contended)). Returns what
-    /// became of the attempt to change the priority, if that was due.
+    /// A turn ended at `now`. `bytes` have moved in all turns so far, `contended` tells whether
+    /// others need the core ([`Idle::is_contended`](crate::idle::Idle::is_contended)), and `gains`
+    /// whether the load gains if this thread is real-time. Returns what became of the attempts to
+    /// change the nice value and the policy, if that was due.
     pub fn after_turn(
         &mut self,
         now: Instant,
         bytes: u64,
         contended: bool,
-    ) -> Option<io::Result<()>> {
-        let raised = self.judge(now, bytes, contended);
-        self.change(raised, |nice| setpriority_process(None, nice).map_err(Into::into))
+        gains: bool,
+    ) -> [Option<io::Result<()>>; 2] {
+        let wanted = self.judge(now, bytes, contended);
+        [
+            self.change(wanted, |nice| setpriority_process(None, nice).map_err(Into::into)),
+            self.set_realtime(wanted && gains, realtime::set),
+        ]
     }
 
-    /// Raises it or gives it back, if that is not done already. A thread that may not raise it so
-    /// far raises it as far as its limit permits. If it may not do that either, it does not try
-    /// again: that seldom changes while a process runs, and each attempt is a system call.
+    /// Raises the nice value or gives it back, if that is not done already. A thread that may not
+    /// raise it so far raises it as far as its limit permits. If it may not do that either, it does
+    /// not try again: that seldom changes while a process runs, and each attempt is a system call.
     fn change(
         &mut self,
         raised: bool,
@@ -94,6 +124,24 @@ impl Priority {
             Err(_) if raised => self.high = self.usual,
             // It stays raised until a later turn.
             Err(_) => {}
+        }
+        Some(outcome)
+    }
+
+    /// Becomes real-time, or as it was, if that is not done already; tries no more once refused.
+    fn set_realtime(
+        &mut self,
+        realtime: bool,
+        set: impl FnOnce(bool) -> io::Result<()>,
+    ) -> Option<io::Result<()>> {
+        if realtime == self.realtime || !self.may_be_realtime {
+            return None;
+        }
+        let outcome = set(realtime);
+        match outcome {
+            Ok(()) => self.realtime = realtime,
+            // If it stays real-time, that is until a later turn.
+            Err(_) => self.may_be_realtime = !realtime,
         }
         Some(outcome)
     }
@@ -131,7 +179,9 @@ mod tests {
     /// One that last moved something at [`START`].
     fn carrying(raised: bool) -> Priority {
         let moved_at = Some(START);
-        Priority { usual: 0, high: -10, permitted: 20, seen: 0, moved_at, raised }
+        let (may_be_realtime, realtime) = (true, false);
+        let (usual, high, permitted) = (0, -10, 20);
+        Priority { usual, high, permitted, seen: 0, moved_at, raised, may_be_realtime, realtime }
     }
 
     /// One turn in each situation: what moved, how long nothing had, and who needs the core.
@@ -241,19 +291,46 @@ mod tests {
         assert!(!priority.is_raised());
     }
 
+    #[test]
+    fn it_is_real_time_only_as_long_as_it_may() {
+        let denied = |_| Err(io::ErrorKind::PermissionDenied.into());
+        let mut priority = Priority { moved_at: Some(START), ..carrying(false) };
+        assert!(priority.set_realtime(false, |_| Ok(())).is_none(), "it is not");
+        assert!(priority.set_realtime(true, |_| Ok(())).expect("it is due").is_ok());
+        assert!(priority.set_realtime(true, |_| Ok(())).is_none(), "it is");
+        assert!(priority.is_realtime() && !priority.is_raised());
+        assert_eq!(priority.deadline(), Some(START + QUIET), "something to give back");
+        // That is never refused; if it were, it would be due as before.
+        assert!(priority.set_realtime(false, denied).expect("it is due").is_err());
+        assert!(priority.set_realtime(false, |_| Ok(())).expect("it is due").is_ok());
+        assert_eq!((priority.is_realtime(), priority.deadline()), (false, None));
+        assert!(priority.set_realtime(true, denied).expect("it is due").is_err());
+        assert!(priority.set_realtime(true, |_| Ok(())).is_none(), "it was refused");
+        let mut never = Priority { may_be_realtime: false, ..carrying(false) };
+        assert!(never.set_realtime(true, |_| Ok(())).is_none(), "it is not wanted");
+    }
+
     /// Whoever may not raise it (this test, if it is not root) goes on as before.
     #[test]
     fn it_is_raised_and_put_back() {
         std::thread::spawn(|| {
             let usual = getpriority_process(None).unwrap();
-            let mut priority = Priority { permitted: 20, ..Priority::of_this_thread(3) };
-            let outcome = priority.after_turn(START, 1 << 20, true).expect("it is due");
-            let raised = usual - 3 * i32::from(outcome.is_ok());
+            let mut priority = Priority { permitted: 20, ..Priority::of_this_thread(3, true) };
+            let [nice, policy] = priority.after_turn(START, 1 << 20, true, true);
+            let (nice, policy) = (nice.expect("it is due"), policy.expect("it is due"));
+            let raised = usual - 3 * i32::from(nice.is_ok());
             assert_eq!(getpriority_process(None).unwrap(), raised.max(HIGHEST));
-            assert_eq!(priority.is_raised(), outcome.is_ok());
-            assert!(priority.after_turn(START, 1 << 20, true).is_none(), "it is done");
-            let given_back = priority.after_turn(START, 1 << 20, false);
-            assert_eq!(given_back.is_some(), outcome.is_ok(), "if there is anything to give");
+            assert_eq!(priority.is_raised(), nice.is_ok());
+            assert_eq!(priority.is_realtime(), policy.is_ok());
+            let again = priority.after_turn(START, 1 << 20, true, true);
+            assert!(again.iter().all(Option::is_none), "it is done");
+            // A load that gains nothing leaves it raised.
+            let [unchanged, back] = priority.after_turn(START, 1 << 20, true, false);
+            assert_eq!((unchanged.is_some(), back.is_some()), (false, policy.is_ok()));
+            assert_eq!(priority.is_raised(), nice.is_ok());
+            let [given_back, unchanged] = priority.after_turn(START, 1 << 20, false, true);
+            assert_eq!(given_back.is_some(), nice.is_ok(), "if there is anything to give");
+            assert!(unchanged.is_none());
             assert_eq!(getpriority_process(None).unwrap(), usual);
         })
         .join()

@@ -32,7 +32,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 Way::In => relay.fill(&mut turn),
                 Way::Out => relay.drain(&mut turn),
             };
-            moved |= self.apply(now, id.slot, outcome);
+            moved |= self.conclude(now, id.slot, outcome);
         }
         // Entries of connections that are gone must not become many.
         if self.work.paced.len() > 4 * self.connections.busy() + PACED_PER_TURN_MAX {

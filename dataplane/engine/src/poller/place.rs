@@ -30,11 +30,13 @@ impl Place {
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Raises the priority of the thread or gives it back, if that is due.
-    pub(super) fn set_priority(&self, now: Instant, priority: &mut Priority, contended: bool) {
+    pub(super) fn set_priority(&mut self, now: Instant, priority: &mut Priority, contended: bool) {
         let counters = &self.shared.counters;
         let bytes = counters.bytes_in.get().wrapping_add(counters.bytes_out.get());
-        if let Some(changed) = priority.after_turn(now, bytes, contended) {
+        let gains = self.load.gains_by_haste(now, bytes);
+        for changed in priority.after_turn(now, bytes, contended, gains).into_iter().flatten() {
             counters.priority_raised.set(priority.is_raised().into());
+            counters.realtime.set(priority.is_realtime().into());
             counters.priority_refused.add(changed.is_err().into());
         }
     }

@@ -50,7 +50,7 @@ fn a_thread_that_never_spins_ends_when_it_is_told_to() {
         let idle = Idle::new(Policy::Adaptive, Duration::ZERO);
         let affinity = Affinity::of_this_thread().unwrap();
         let memory = Region::new(1 << 20).unwrap();
-        let priority = Priority::of_this_thread(0);
+        let priority = Priority::of_this_thread(0, false);
         Poller::new(None, kernel, ends, memory).run(idle, &affinity, priority);
         over.send(()).unwrap();
     });
@@ -130,7 +130,8 @@ fn a_sleeper_takes_in_what_comes_by_its_socket_or_by_another_poller() {
         let kernel = Kernel::new(ends.waker.descriptor(), fabric.event_descriptor(), clock);
         let idle = Idle::new(Policy::Block, Duration::ZERO);
         let affinity = Affinity::of_this_thread().unwrap();
-        let (memory, priority) = (Region::new(1 << 20).unwrap(), Priority::of_this_thread(0));
+        let (memory, priority) =
+            (Region::new(1 << 20).unwrap(), Priority::of_this_thread(0, false));
         let mut poller = Poller::new(fabric, kernel.unwrap(), ends, memory);
         poller.run(idle, &affinity, priority);
     });

@@ -197,6 +197,16 @@ impl Fabric {
             Self::Verbs(fabric) => fabric.tracer(mac),
         }
     }
+
+    /// Whether its poller never waits, spinning, for another thread. Drivers have locks, which
+    /// threads of their own and our workers take, too.
+    pub fn is_lock_free(&self) -> bool {
+        match self {
+            Self::Roce(fabric) => !matches!(fabric.wire(), AnyWire::Dpdk(_)),
+            // Its queues with the worker are not bounded, and not of the kind that never waits.
+            Self::Shm(_) | Self::Verbs(_) => false,
+        }
+    }
 }
 
 impl crate::Rnic for Nic {
