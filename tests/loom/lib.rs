@@ -58,7 +58,7 @@ pub mod mail;
 pub mod mailbox;
 #[path = "../../dataplane/rnic/src/shm/nap.rs"]
 mod nap;
-#[path = "../../dataplane/rnic/src/queue.rs"]
-mod queue;
 #[path = "../../dataplane/engine/src/owners.rs"]
 pub mod owners;
+#[path = "../../dataplane/rnic/src/queue.rs"]
+mod queue;

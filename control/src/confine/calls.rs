@@ -389,6 +389,15 @@ mod tests {
         });
     }
 
+    /// A poller becomes real-time by itself, if the configuration lets it.
+    #[test]
+    fn who_never_becomes_real_time_may_not() {
+        let needs = |priority| Needs { priority, ..Needs::default() };
+        let refused = confined(needs(false), || smcr_os::realtime::set(false)).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ENOSYS));
+        confined(needs(true), || smcr_os::realtime::set(false)).unwrap();
+    }
+
     /// The rules of an interception are taken away by programs.
     #[test]
     fn programs_start_where_they_are_needed() {
