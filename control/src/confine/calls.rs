@@ -73,7 +73,7 @@ fn rules(needs: &Needs) -> BTreeMap<i64, Vec<SeccompRule>> {
 /// Calls that are allowed with some arguments only.
 fn conditional(needs: &Needs) -> Vec<(i64, Vec<SeccompRule>)> {
     let any_of = |which: u8, values: &[u64]| {
-        let rule = |value: &u64| when(which, SeccompCmpOp::Eq, *value);
+        let rule = |value: &u64| when(&[(which, SeccompCmpOp::Eq, *value)]);
         values.iter().map(rule).collect::<Vec<_>>()
     };
     let mut families = vec![libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
@@ -95,8 +95,8 @@ fn conditional(needs: &Needs) -> Vec<(i64, Vec<SeccompRule>)> {
     let threads = u64::from(libc::CLONE_THREAD.unsigned_abs());
     let namespaces = NAMESPACES.iter().fold(0, |all, flag| all | u64::from(flag.unsigned_abs()));
     let clone = match needs.programs {
-        false => when(0, SeccompCmpOp::MaskedEq(threads), threads),
-        true => when(0, SeccompCmpOp::MaskedEq(namespaces), 0),
+        false => when(&[(0, SeccompCmpOp::MaskedEq(threads), threads)]),
+        true => when(&[(0, SeccompCmpOp::MaskedEq(namespaces), 0)]),
     };
     let mut rules = vec![
         (libc::SYS_socket, any_of(0, &families)),
@@ -104,17 +104,26 @@ fn conditional(needs: &Needs) -> Vec<(i64, Vec<SeccompRule>)> {
         (libc::SYS_bpf, any_of(0, &commands)),
         (libc::SYS_clone, vec![clone]),
     ];
-    if needs.priority && !needs.dpdk {
-        // A thread becomes real-time by itself; none does so to other processes.
-        rules.push((libc::SYS_sched_setscheduler, any_of(0, &[0])));
+    if needs.realtime && !needs.dpdk {
+        // A thread becomes real-time by itself, and as before; none does so to another one.
+        let rule = |policy: i32| {
+            let policy = u64::from((policy | libc::SCHED_RESET_ON_FORK).unsigned_abs());
+            when(&[(0, SeccompCmpOp::Eq, 0), (1, SeccompCmpOp::Eq, policy)])
+        };
+        let policies = [libc::SCHED_RR, libc::SCHED_OTHER].map(rule);
+        rules.push((libc::SYS_sched_setscheduler, policies.to_vec()));
     }
     rules
 }
 
-fn when(argument: u8, is: SeccompCmpOp, value: u64) -> SeccompRule {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Qword, is, value);
-    SeccompRule::new(vec![condition.expect("calls have six arguments")])
-        .expect("it has a condition")
+/// A call each of whose arguments that are named is so.
+fn when(conditions: &[(u8, SeccompCmpOp, u64)]) -> SeccompRule {
+    let condition = |(argument, is, value): &(u8, SeccompCmpOp, u64)| {
+        let condition =
+            SeccompCondition::new(*argument, SeccompCmpArgLen::Qword, is.clone(), *value);
+        condition.expect("calls have six arguments")
+    };
+    SeccompRule::new(conditions.iter().map(condition).collect()).expect("it has a condition")
 }
 
 /// What every gateway does: sockets, events, time, memory, threads, and files that it reads.
@@ -392,7 +401,7 @@ mod tests {
     /// A poller becomes real-time by itself, if the configuration lets it.
     #[test]
     fn who_never_becomes_real_time_may_not() {
-        let needs = |priority| Needs { priority, ..Needs::default() };
+        let needs = |realtime| Needs { realtime, ..Needs::default() };
         let refused = confined(needs(false), || smcr_os::realtime::set(false)).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::ENOSYS));
         confined(needs(true), || smcr_os::realtime::set(false)).unwrap();

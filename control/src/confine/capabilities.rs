@@ -75,6 +75,7 @@ mod tests {
             network: true,
             packets: true,
             priority: true,
+            realtime: true,
             verbs: true,
             ..Needs::default()
         };

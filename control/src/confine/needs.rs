@@ -24,6 +24,8 @@ pub struct Needs {
     pub packets: bool,
     /// To raise the priority of threads.
     pub priority: bool,
+    /// To make them real-time.
+    pub realtime: bool,
     /// RNICs by libibverbs.
     pub verbs: bool,
     /// Ports of DPDK. What its drivers need is their secret.
@@ -40,6 +42,7 @@ impl Needs {
         let mut needs = Self {
             ebpf: config.local.congestion_control == CongestionControl::Auto,
             priority: config.poll.boost > 0 || config.poll.realtime,
+            realtime: config.poll.realtime,
             written: written(config),
             ..Self::default()
         };
@@ -152,7 +155,9 @@ mod tests {
             "[local]\ncongestion_control='host'\n[poll]\nboost=0\n\
                            realtime=false",
         );
-        assert!(needs("[poll]\nboost=0").priority && needs("[poll]\nrealtime=false").priority);
+        let (by_nice, by_policy) = (needs("[poll]\nrealtime=false"), needs("[poll]\nboost=0"));
+        assert!(by_nice.priority && !by_nice.realtime);
+        assert!(by_policy.priority && by_policy.realtime);
         assert_eq!(least, Needs::default());
         assert!(needs("connect='smc'").network && needs("connect='smc'").ebpf);
         let assumed = "connect='smc'\n[smc]\noption='assume'\nassume_peers=['10.0.0.1']\n\

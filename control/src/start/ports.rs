@@ -272,7 +272,7 @@ pub(crate) fn start_poller(
     let idle = Idle::new(policy, config.poll.spin);
     let boost = config.poll.boost;
     // A real-time thread must not wait for one that it keeps from running.
-    let may_be_realtime = fabric.as_ref().is_none_or(any::Fabric::is_lock_free);
+    let may_be_realtime = fabric.as_ref().is_none_or(any::Fabric::never_spins);
     let realtime = config.poll.realtime && may_be_realtime;
     let traffic = Arc::clone(traffic);
     let (line, seat_index) = (seat.line(), seat.index);

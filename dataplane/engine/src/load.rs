@@ -75,8 +75,9 @@ const WINDOW: Duration = Duration::from_millis(10);
 /// connections may see few.
 const STEADY: u32 = 3;
 /// A thread that sleeps for less than one part in this many of a window leaves others too little:
-/// of the core, and of what it may wait for itself without knowing. That is what the kernel keeps
-/// for them within a second.
+/// of the core, and of what it may wait for itself without knowing. (It counts as sleep, too, when
+/// another real-time thread keeps it from the core. Several pollers on one core are bounded only by
+/// the kernel, which keeps as much for ordinary threads, but once in a second.)
 const PART: u32 = 20;
 /// Not to sleep after all takes a microsecond or two.
 const SLEEP_MIN: Duration = Duration::from_micros(5);

@@ -105,7 +105,7 @@ impl<T> Sender<T> {
     ///
     /// # Errors
     ///
-    /// The value, when the queue is full.
+    /// The value, when the queue has no room for it.
     pub fn push(&self, value: T) -> Result<(), T> {
         self.0.queue.push(value)
     }

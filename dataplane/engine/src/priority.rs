@@ -10,12 +10,12 @@
 //!
 //! How much a nice value weighs depends on who else is there: next to nothing against programs of
 //! other sessions or cgroups, which get their shares first. So a thread whose load gains by that
-//! ([`Load`](crate::load::Load)) also becomes real-time: it runs before all ordinary threads when
-//! it has something to do. It stays so only as long as it leaves them some of its core.
+//! (few connections, or large pieces) also becomes real-time: it runs before all ordinary threads
+//! when it has something to do. It stays so only as long as it sleeps for some of the time.
 //!
-//! It gives both back when it has had nothing to carry for a tenth of a second, and when
-//! its core is not contended, as far as it knows. That includes the time in which it tries to
-//! return to its core.
+//! It gives both back when it has had nothing to carry for a tenth of a second, and when its core
+//! is not contended, as far as it knows. That includes the time in which it tries to return to its
+//! core.
 //!
 //! (Only streams raised it once, and by five steps of `nice`: a thread that preempts the
 //! application that has just woken it gains nothing for the next request. But it gains for the

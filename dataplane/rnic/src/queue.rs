@@ -1,19 +1,19 @@
 //! A bounded queue between threads of different priority.
 //!
 //! Most queues wait, spinning, for a thread that was interrupted between the two steps of a push or
-//! a pop. A real-time thread that spins keeps its core from whoever it waits for, if that is an
-//! ordinary thread of the same core, and so from the end of its own wait. Here neither end waits.
-//! What is not quite there yet is not there, and a slot that is not quite free yet is not free; a
-//! thread begins again only after another one has got further.
+//! a pop. A real-time thread that spins keeps its core from an ordinary thread of the same core for
+//! which it waits, and so never stops waiting. Here neither end waits. What is not quite there yet
+//! is not there, and a slot that is not quite free yet is not free; a thread begins again only
+//! after another one has got further. The price: whoever is interrupted delays what is behind it.
 //!
 //! It is Vyukov's queue: the stamp of a slot says to whom it belongs.
 
+use std::fmt;
 use std::sync::Mutex;
 
 use crate::sync::{AtomicUsize, Ordering};
 
 /// The queue. Any thread may send and receive.
-#[derive(Debug)]
 pub struct Queue<T> {
     /// A power of two, so that a division is none.
     slots: Box<[Slot<T>]>,
@@ -22,7 +22,6 @@ pub struct Queue<T> {
     tail: Padded,
 }
 
-#[derive(Debug)]
 struct Slot<T> {
     /// Twice the place for which the slot is free, or one more, once that has its value.
     stamp: AtomicUsize,
@@ -48,10 +47,11 @@ impl<T> Queue<T> {
     ///
     /// # Errors
     ///
-    /// The value, when the queue is full, or the oldest value is just being received.
+    /// The value, when the queue is full, or whoever received the value that was in this place
+    /// before has not finished.
     pub fn push(&self, value: T) -> Result<(), T> {
         let tail = loop {
-            let tail = self.tail.0.load(Ordering::Relaxed);
+            let tail = self.tail.0.load(Ordering::Acquire);
             let stamp = self.slot(tail).stamp.load(Ordering::Acquire);
             if stamp == 2 * tail && advance(&self.tail, tail) {
                 break tail;
@@ -70,17 +70,26 @@ impl<T> Queue<T> {
     /// The oldest value; none if its sender has not finished. That sender must wake the receiver
     /// afterwards, or the receiver must look again.
     pub fn pop(&self) -> Option<T> {
-        let head = loop {
-            let head = self.head.0.load(Ordering::Relaxed);
+        self.begin_pop().and_then(|head| self.end_pop(head))
+    }
+
+    /// The first step: takes the place of the oldest value, if that is there.
+    pub(crate) fn begin_pop(&self) -> Option<usize> {
+        loop {
+            let head = self.head.0.load(Ordering::Acquire);
             let stamp = self.slot(head).stamp.load(Ordering::Acquire);
             if stamp == 2 * head + 1 && advance(&self.head, head) {
-                break head;
+                return Some(head);
             }
             if stamp <= 2 * head {
                 return None;
             }
             // Another receiver has taken it.
-        };
+        }
+    }
+
+    /// The second step: takes the value and leaves the slot to the next one.
+    pub(crate) fn end_pop(&self, head: usize) -> Option<T> {
         let slot = self.slot(head);
         let value = slot.value.try_lock().expect(OWNED).take();
         slot.stamp.store(2 * (head + self.slots.len()), Ordering::Release);
@@ -98,8 +107,15 @@ impl<T> Queue<T> {
     }
 }
 
+impl<T> fmt::Debug for Queue<T> {
+    /// Without the values, which belong to those who send and receive.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("head", &self.head).field("tail", &self.tail).finish()
+    }
+}
+
 fn advance(end: &Padded, from: usize) -> bool {
-    end.0.compare_exchange(from, from + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    end.0.compare_exchange(from, from + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 /// Why nobody else has a value.
@@ -149,10 +165,12 @@ mod tests {
         let queue = Queue::new(2);
         queue.push(1).unwrap();
         queue.push(2).unwrap();
-        assert!(advance(&queue.head, 0), "a receiver has its place");
+        let place = queue.begin_pop().unwrap();
         assert_eq!(queue.push(3), Err(3));
         assert_eq!(queue.pop(), Some(2), "another one is not held up");
-        assert_eq!(queue.pop(), None);
+        assert_eq!((queue.pop(), queue.push(3)), (None, Err(3)), "it is empty, and has no room");
+        assert_eq!(queue.end_pop(place), Some(1));
+        assert_eq!((queue.push(3), queue.push(4)), (Ok(()), Ok(())));
     }
 
     #[test]

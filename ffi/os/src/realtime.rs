@@ -4,10 +4,12 @@
 
 use std::io;
 
+use libc::c_long;
+
 /// Whether the calling thread is an ordinary one (`SCHED_OTHER`).
 pub fn is_ordinary() -> bool {
     // SAFETY: the call asks for a thread, zero being the calling one.
-    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) };
+    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, SELF) };
     policy & !i64::from(libc::SCHED_RESET_ON_FORK) == i64::from(libc::SCHED_OTHER)
 }
 
@@ -22,14 +24,17 @@ pub fn is_ordinary() -> bool {
 pub fn set(on: bool) -> io::Result<()> {
     let (policy, sched_priority) = if on { (libc::SCHED_RR, 1) } else { (libc::SCHED_OTHER, 0) };
     // Also for an ordinary thread: without CAP_SYS_NICE the flag cannot be taken away.
-    let policy = policy | libc::SCHED_RESET_ON_FORK;
+    let policy = c_long::from(policy | libc::SCHED_RESET_ON_FORK);
     let parameters = libc::sched_param { sched_priority };
     // SAFETY: the call asks for a thread, zero being the calling one, a policy and its parameters,
     // which it only reads: `parameters` is a live local.
     let result =
-        unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const parameters) };
+        unsafe { libc::syscall(libc::SYS_sched_setscheduler, SELF, policy, &raw const parameters) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
+
+/// The calling thread. A whole register: filters of system calls may look at all of it.
+const SELF: c_long = 0;
 
 #[cfg(test)]
 mod tests {

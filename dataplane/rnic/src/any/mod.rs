@@ -200,7 +200,7 @@ impl Fabric {
 
     /// Whether its poller never waits, spinning, for another thread. Drivers have locks, which
     /// threads of their own and our workers take, too.
-    pub fn is_lock_free(&self) -> bool {
+    pub fn never_spins(&self) -> bool {
         match self {
             Self::Roce(fabric) => !matches!(fabric.wire(), AnyWire::Dpdk(_)),
             // Its queues with the worker are not bounded, and not of the kind that never waits.

@@ -5,6 +5,7 @@
 //! coalesced go where the first of them goes. The fabric that receives a packet for another one
 //! checks its ICRC and forwards it here. Forwarded packets keep their order.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -70,6 +71,9 @@ pub(super) struct Siblings {
     mailboxes: Arc<[Mailbox]>,
     /// An epoll descriptor, readable when the wire or our mailbox is.
     events: OwnedFd,
+    /// Free buffers of our mailbox for whose place another fabric has not finished with the one
+    /// before. They are put back the next time.
+    kept: RefCell<Vec<Buffer>>,
 }
 
 impl Mailbox {
@@ -104,7 +108,8 @@ impl Siblings {
                 epoll::add(&events, descriptor, data, epoll::EventFlags::IN)?;
             }
             let share = Share { index, count };
-            Ok(Self { share, mailboxes: Arc::clone(&mailboxes), events })
+            let kept = RefCell::new(Vec::with_capacity(STRAYS_MAX));
+            Ok(Self { share, mailboxes: Arc::clone(&mailboxes), events, kept })
         };
         wires.iter().zip(0..).map(join).collect()
     }
@@ -133,9 +138,9 @@ impl Siblings {
         true
     }
 
-    /// Whether forwarded packets wait for us.
+    /// Whether forwarded packets wait for us, or buffers that nobody else can give back.
     pub(super) fn has_forwarded(&self) -> bool {
-        self.own().signalled.load(Ordering::Relaxed)
+        self.own().signalled.load(Ordering::Relaxed) || !self.kept.borrow().is_empty()
     }
 
     /// Calls `handle` with the source and the bytes of each packet that was forwarded to us.
@@ -146,11 +151,18 @@ impl Siblings {
         if rustix::io::read(&own.wakeup, &mut [0; 8]).is_ok() {
             own.signalled.swap(false, Ordering::AcqRel);
         }
+        let mut kept = self.kept.borrow_mut();
         // The loop is bounded, so that fast senders cannot keep us in it.
         for _ in 0..STRAYS_MAX {
-            let Some(stray) = own.strays.pop() else { return };
+            let Some(stray) = own.strays.pop() else { break };
             handle(stray.source, &stray.bytes[..stray.len]);
-            assert!(own.spare.push(stray.bytes).is_ok(), "the buffer came from this queue");
+            kept.push(stray.bytes);
+        }
+        while let Some(buffer) = kept.pop() {
+            if let Err(buffer) = own.spare.push(buffer) {
+                kept.push(buffer);
+                break;
+            }
         }
     }
 
@@ -179,6 +191,30 @@ mod tests {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let descriptor = siblings.event_descriptor();
         poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&now)).unwrap() == 1
+    }
+
+    /// Buffers come back while another fabric, interrupted, holds the place of one: it has it, but
+    /// has not said so.
+    #[test]
+    fn a_fabric_that_is_interrupted_stops_nobody() {
+        let wires = [(); 3].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let descriptors: Vec<_> = wires.iter().map(AsFd::as_fd).collect();
+        let family = Siblings::new(&descriptors).unwrap();
+        let source: SocketAddr = "10.0.0.1:4791".parse().unwrap();
+        let taken = family[2].own().spare.begin_pop().unwrap();
+        for round in 0..4_usize {
+            let sent = (0..STRAYS_MAX).filter(|_| family[0].forward(Qpn(0x102), source, b"x"));
+            let (sent, mut seen) = (sent.count(), 0);
+            family[2].receive_forwarded(|_, _| seen += 1);
+            assert_eq!(seen, sent);
+            assert_eq!(sent, if round == 0 { STRAYS_MAX - 1 } else { 0 });
+        }
+        assert!(family[2].has_forwarded(), "it looks again");
+        let buffer = family[2].own().spare.end_pop(taken).unwrap();
+        family[2].receive_forwarded(|_, _| panic!("there is nothing"));
+        assert!(!family[2].has_forwarded() && family[2].own().spare.push(buffer).is_ok());
+        let sent = (0..=STRAYS_MAX).filter(|_| family[0].forward(Qpn(0x102), source, b"x"));
+        assert_eq!(sent.count(), STRAYS_MAX);
     }
 
     /// A poller that sleeps through its packets stalls every connection on it.

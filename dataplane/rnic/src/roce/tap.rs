@@ -20,10 +20,9 @@
 //!   missing: nothing tells this host of it. A capture at the other end has it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crossbeam_queue::ArrayQueue;
 use smcr_proto::{Instant, MacAddress};
 
 use super::frame::{FRAME_MAX, HEAD_MAX, Station, Way, write_head};
@@ -70,7 +69,12 @@ pub(crate) struct Tap {
 }
 
 /// What the poller shall do from now on. A newer order replaces one that it has not seen yet.
-type Orders = ArrayQueue<Option<Session>>;
+#[derive(Debug, Default)]
+struct Orders {
+    is_new: AtomicBool,
+    /// The poller never waits for it, but tries again in the next turn.
+    newest: Mutex<Option<Session>>,
+}
 
 /// One capture.
 #[derive(Clone, Debug)]
@@ -89,7 +93,7 @@ struct Rings {
 
 /// Makes a tap whose records come out of the [`Tracer`]. `mac` is the port's Ethernet address.
 pub(crate) fn tap(mac: MacAddress) -> (Tap, Tracer) {
-    let orders = Arc::new(ArrayQueue::new(1));
+    let orders = Arc::new(Orders::default());
     let tap = Tap { orders: Some(Arc::clone(&orders)), mac, ..Tap::default() };
     (tap, Tracer { orders, rings: None })
 }
@@ -110,12 +114,12 @@ impl Tracer {
         let rings = Arc::new(rings);
         self.rings = Some(Arc::clone(&rings));
         let selection = Selection { snap_len, ..selection };
-        self.orders.force_push(Some(Session { selection, rings }));
+        self.orders.give(Some(Session { selection, rings }));
     }
 
     /// Ends the capture. What the poller has copied by then can still be [taken](Self::take).
     pub fn stop(&mut self) {
-        self.orders.force_push(None);
+        self.orders.give(None);
     }
 
     /// Shows the next record, if there is one.
@@ -140,14 +144,23 @@ impl Drop for Tracer {
     }
 }
 
+impl Orders {
+    fn give(&self, order: Option<Session>) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        *newest = order;
+        self.is_new.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Tap {
     /// Does what was ordered since the last call. Call it once in each turn.
     pub(crate) fn obey(&mut self, now: Instant) {
         self.now = now;
-        if let Some(orders) = self.orders.as_ref().filter(|orders| !orders.is_empty())
-            && let Some(order) = orders.pop()
+        if let Some(orders) = self.orders.as_ref().filter(|it| it.is_new.load(Ordering::Relaxed))
+            && let Ok(mut newest) = orders.newest.try_lock()
         {
-            self.session = order;
+            orders.is_new.store(false, Ordering::Relaxed);
+            self.session = newest.take();
         }
     }
 
