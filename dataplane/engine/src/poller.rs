@@ -241,8 +241,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let fabric = self.fabric.prepare_sleep(now);
         let retiring = self.links.retiring().next().is_some();
         let sweep = (self.connections.busy() > 0 || retiring).then_some(self.sweep.at());
-        let reports = self.reports.are_delayed().then_some(now + AGAIN);
-        let mail = self.mail.waits().then_some(now + AGAIN);
+        // The control thread does not tell us when its queue has room again, so we must look.
+        let reports = self.reports.are_delayed().then_some(now);
+        let mail = self.mail.waits().then_some(now + MAIL_AGAIN);
         let paced = self.work.paced.next_deadline();
         [fabric, sweep, reports, mail, paced].into_iter().flatten().min()
     }
@@ -485,8 +486,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 }
 
-/// How soon we try somebody again whose queue was full: nobody tells us when it has room.
-const AGAIN: Duration = Duration::from_micros(50);
+/// How soon we try a neighbour again whose queue was full: it does not tell us when it has room.
+const MAIL_AGAIN: Duration = Duration::from_micros(50);
 
 #[cfg(test)]
 mod tests;
