@@ -1,8 +1,8 @@
 //! The files of `smcr-engine` and `smcr-rnic` in which threads meet, on the threads of a model
 //! checker.
 //!
-//! They are the production files, compiled once more with [`sync`] in place of the atomics, queues
-//! and descriptors of the real ones. The checker, loom, runs each test in `models.rs` under every
+//! They are the production files, compiled once more with [`sync`] in place of the atomics and
+//! descriptors of the real ones. The checker, loom, runs each test in `models.rs` under every
 //! order of events that the memory model allows, within a bound.
 
 pub mod sync;
