@@ -151,14 +151,11 @@ mod tests {
     /// What a relay of TCP never needs, nobody who takes it over shall have.
     #[test]
     fn a_relay_of_tcp_needs_nothing() {
-        let least = needs(
-            "[local]\ncongestion_control='host'\n[poll]\nboost=0\n\
-                           realtime=false",
-        );
+        let least = "[local]\ncongestion_control='host'\n[poll]\nboost=0\nrealtime=false";
+        assert_eq!(needs(least), Needs::default());
         let (by_nice, by_policy) = (needs("[poll]\nrealtime=false"), needs("[poll]\nboost=0"));
         assert!(by_nice.priority && !by_nice.realtime);
         assert!(by_policy.priority && by_policy.realtime);
-        assert_eq!(least, Needs::default());
         assert!(needs("connect='smc'").network && needs("connect='smc'").ebpf);
         let assumed = "connect='smc'\n[smc]\noption='assume'\nassume_peers=['10.0.0.1']\n\
                        [local]\ncongestion_control='host'";

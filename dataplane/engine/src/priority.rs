@@ -98,10 +98,19 @@ impl Priority {
         gains: bool,
     ) -> [Option<io::Result<()>>; 2] {
         let wanted = self.judge(now, bytes, contended);
-        [
-            self.change(wanted, |nice| setpriority_process(None, nice).map_err(Into::into)),
-            self.set_realtime(wanted && gains, realtime::set),
-        ]
+        let set_nice = |nice| setpriority_process(None, nice).map_err(Into::into);
+        self.settle(wanted, gains, set_nice, realtime::set)
+    }
+
+    /// Changes what is due, if a higher priority is `wanted`.
+    fn settle(
+        &mut self,
+        wanted: bool,
+        gains: bool,
+        set_nice: impl FnOnce(i32) -> io::Result<()>,
+        set_realtime: impl FnOnce(bool) -> io::Result<()>,
+    ) -> [Option<io::Result<()>>; 2] {
+        [self.change(wanted, set_nice), self.set_realtime(wanted && gains, set_realtime)]
     }
 
     /// Raises the nice value or gives it back, if that is not done already. A thread that may not
@@ -289,6 +298,26 @@ mod tests {
         assert!(priority.is_raised());
         assert!(priority.change(false, |_| Ok(())).expect("it is due").is_ok());
         assert!(!priority.is_raised());
+    }
+
+    /// Whatever ends it ends being real-time: calm, silence, and a load that gains nothing.
+    #[test]
+    fn it_is_real_time_only_while_that_is_wanted_and_helps() {
+        let soon = START + TURN;
+        for (now, contended, gains, expected) in [
+            (soon, true, true, (true, true)),
+            (soon, true, false, (true, false)),
+            (soon, false, true, (false, false)),
+            (START + QUIET, true, true, (false, false)),
+        ] {
+            for realtime in [false, true] {
+                let mut priority = Priority { realtime, ..carrying(true) };
+                let wanted = priority.judge(now, 0, contended);
+                let _ = priority.settle(wanted, gains, |_| Ok(()), |_| Ok(()));
+                let is = (priority.is_raised(), priority.is_realtime());
+                assert_eq!(is, expected, "{:?}", (now, contended, gains, realtime));
+            }
+        }
     }
 
     #[test]

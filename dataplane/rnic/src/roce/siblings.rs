@@ -187,6 +187,13 @@ mod tests {
 
     use super::*;
 
+    /// The wires of three fabrics, their mailboxes, and where packets come from.
+    fn family() -> ([UdpSocket; 3], Vec<Siblings>, SocketAddr) {
+        let wires = [(); 3].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let siblings = Siblings::new(&wires.each_ref().map(AsFd::as_fd)).unwrap();
+        (wires, siblings, "10.0.0.1:4791".parse().unwrap())
+    }
+
     fn is_readable(siblings: &Siblings) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let descriptor = siblings.event_descriptor();
@@ -197,10 +204,7 @@ mod tests {
     /// has not said so.
     #[test]
     fn a_fabric_that_is_interrupted_stops_nobody() {
-        let wires = [(); 3].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
-        let descriptors: Vec<_> = wires.iter().map(AsFd::as_fd).collect();
-        let family = Siblings::new(&descriptors).unwrap();
-        let source: SocketAddr = "10.0.0.1:4791".parse().unwrap();
+        let (_wires, family, source) = family();
         let taken = family[2].own().spare.begin_pop().unwrap();
         for round in 0..4_usize {
             let sent = (0..STRAYS_MAX).filter(|_| family[0].forward(Qpn(0x102), source, b"x"));
@@ -220,10 +224,7 @@ mod tests {
     /// A poller that sleeps through its packets stalls every connection on it.
     #[test]
     fn forwarded_packets_wake_their_fabric_once_and_keep_their_order() {
-        let wires = [(); 3].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
-        let descriptors: Vec<_> = wires.iter().map(AsFd::as_fd).collect();
-        let family = Siblings::new(&descriptors).unwrap();
-        let source: SocketAddr = "10.0.0.1:4791".parse().unwrap();
+        let (_wires, family, source) = family();
         for round in 0..3_u8 {
             for last in [4_u8, 7] {
                 let number = Qpn(0x1_0200 | u32::from(last));
