@@ -74,7 +74,7 @@ pub fn run_all<T: Send>(
 
 /// The message about seeds that failed.
 fn complaint(suite: &str, name: &str, count: u64, failed: &BTreeMap<u64, String>) -> String {
-    let again = format!("cargo test --release -p smcgate-tests --test {suite} {name}");
+    let again = format!("cargo test --workspace --test {suite} {name}");
     let mut text = format!("{} of {count} seeds failed", failed.len());
     for (seed, words) in failed {
         text += &format!("\nseed {seed}: {words}\n  again: SMC_SEED={seed} {again}");

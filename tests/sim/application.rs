@@ -158,12 +158,12 @@ impl Application {
             tcp::Read::Nothing => return false,
             tcp::Read::Finished => self.heard = Heard::End,
             tcp::Read::Reset => self.heard = Heard::Reset,
-            tcp::Read::Bytes(bytes) => {
-                for byte in bytes {
-                    let right = pattern(self.peer_seed, self.received);
-                    assert_eq!(byte, right, "byte {} is not what was sent", self.received);
-                    self.received += 1;
+            tcp::Read::Bytes(came) => {
+                let right = bytes(self.peer_seed, self.received, came.len());
+                if let Some(wrong) = came.iter().zip(&right).position(|(one, other)| one != other) {
+                    panic!("byte {} is not what was sent", self.received + wrong as u64);
                 }
+                self.received += came.len() as u64;
             }
         }
         true
@@ -231,14 +231,28 @@ impl Application {
 
 /// `len` bytes from `at` of the stream of `seed`.
 pub(crate) fn bytes(seed: u64, at: u64, len: usize) -> Vec<u8> {
-    (at..).take(len).map(|at| pattern(seed, at)).collect()
+    let (number, skipped) = (at / 8, usize::try_from(at % 8).expect("less than a word"));
+    let wanted = skipped + len;
+    let mut bytes = Vec::with_capacity(wanted + 8);
+    // By words: byte by byte, swarms would spend a third of their time here.
+    for number in (number..).take(wanted.div_ceil(8)) {
+        bytes.extend_from_slice(&word(seed, number));
+    }
+    bytes.truncate(wanted);
+    bytes.drain(..skipped);
+    bytes
 }
 
 /// The byte at `at` of the stream of `seed`.
 fn pattern(seed: u64, at: u64) -> u8 {
-    let mixed = (at.wrapping_add(seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bytes(seed, at, 1)[0]
+}
+
+/// The word at `number` of the stream of `seed`.
+fn word(seed: u64, number: u64) -> [u8; 8] {
+    let mixed = (number.wrapping_add(seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed.to_be_bytes()[0]
+    (mixed ^ (mixed >> 32)).to_be_bytes()
 }
 
 /// Judges what went in and what came out at both ends of a connection that is over. Returns whether
