@@ -113,6 +113,11 @@ impl Application {
         self.tcp.close();
     }
 
+    /// Says that its end is to be a reset.
+    pub(crate) fn reset_at_end(&mut self) {
+        self.tcp.reset_at_end();
+    }
+
     /// Reads nothing until it wakes.
     pub(crate) fn sleep(&mut self) {
         self.asleep = true;

@@ -41,6 +41,8 @@ struct Tcp {
     error_told: bool,
     /// The application's end is closed: what still comes is answered by RST.
     application_gone: bool,
+    /// That is a reset if the poller's end finds it.
+    resets_at_end: bool,
     /// The application's end breaks when the poller's end has read all of it.
     breaks_when_read: bool,
     reset_on_close: bool,
@@ -272,6 +274,11 @@ impl Application {
         }
     }
 
+    /// A program says that its end is a reset, as `smcr_engine::near::AtEnd` does.
+    pub(crate) fn reset_at_end(&self) {
+        lock(&self.0).resets_at_end = true;
+    }
+
     /// FIN, and RST as soon as all that was sent was read: between two reads of one turn, say.
     pub(crate) fn finish_and_break(&self) {
         self.finish();
@@ -427,8 +434,9 @@ impl Streams for Sockets {
         !lock(&stream.0).inbound.bytes.is_empty()
     }
 
-    fn is_abandoned(&self, stream: &Stream) -> bool {
-        lock(&stream.0).application_gone
+    fn is_to_reset(&self, stream: &Stream) -> bool {
+        let tcp = lock(&stream.0);
+        tcp.application_gone && tcp.resets_at_end
     }
 
     fn ahead(&mut self, stream: &Stream) -> Ahead {

@@ -52,7 +52,6 @@ impl<N: Rnic> Gateway<N> {
                 if let Some(local) = &mut self.local {
                     local.switch(key);
                 }
-                self.reset_at_end(key);
                 if ended {
                     self.sessions.suspect(now, key);
                 }
@@ -75,7 +74,6 @@ impl<N: Rnic> Gateway<N> {
                     pollers.command(port, relay);
                     Carried::Tcp { port, reason }
                 });
-                self.reset_at_end(key);
                 self.watch_speed(now, key);
             }
             Effect::Reset { key, why } => self.reset(now, key, why),
@@ -88,9 +86,12 @@ impl<N: Rnic> Gateway<N> {
     /// What makes of the socket towards the application what it is to a poller.
     fn nearness_of(&mut self, key: Key) -> impl FnOnce(OwnedFd) -> Near + use<N> {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just ended");
-        let is_program = one.process.is_some();
-        let rings = self.local.as_ref().and_then(|local| local.rings_of(key));
-        move |socket| if is_program { Near::of_program(socket, rings) } else { socket.into() }
+        let local = self.local.as_ref().filter(|_| one.process.is_some());
+        let how = local.map(|local| (local.at_end(key), local.rings_of(key)));
+        move |socket| match how {
+            Some((at_end, rings)) => Near::of_program(socket, at_end, rings),
+            None => socket.into(),
+        }
     }
 
     /// How fast the connection of a rendezvous may carry bytes.

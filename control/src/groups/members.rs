@@ -211,14 +211,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
     }
 
-    /// Resets a connection on both sides when its application's socket ends.
-    pub fn reset_at_end(&mut self, connection: ConnectionId) {
-        if let Some(mut group) = self.group_of(connection) {
-            let port = group.member_mut(connection).port;
-            group.command(port, Command::ResetAtEnd { connection });
-        }
-    }
-
     /// The group of a connection. None if it stayed TCP, or is over.
     pub(super) fn group_of(&mut self, connection: ConnectionId) -> Option<GroupMut<'_, N, P>> {
         let id = self.members[usize::from(connection.slot)]?;

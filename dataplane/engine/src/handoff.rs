@@ -72,12 +72,6 @@ pub enum Command<Qp, Stream> {
         /// Which connection.
         connection: ConnectionId,
     },
-    /// The application resets this connection by closing its socket, which cannot say so: when
-    /// nobody has that any more, and the bytes before the end have left, reset it on both sides.
-    ResetAtEnd {
-        /// Which connection.
-        connection: ConnectionId,
-    },
     /// The link is down, whatever its queue pair believes: let what is outstanding end now. Nothing
     /// is reported of it.
     FailLink {

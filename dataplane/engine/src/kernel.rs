@@ -356,7 +356,10 @@ impl Streams for Kernel {
         }
     }
 
-    fn is_abandoned(&self, stream: &Near) -> bool {
+    fn is_to_reset(&self, stream: &Near) -> bool {
+        if !stream.resets_at_end() {
+            return false;
+        }
         let mut polled = [PollFd::new(stream, PollFlags::empty())];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let is_found = poll(&mut polled, Some(&at_once)).is_ok_and(|count| count > 0);

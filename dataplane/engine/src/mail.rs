@@ -33,11 +33,6 @@ pub enum Letter<T> {
         /// Which connection.
         connection: ConnectionId,
     },
-    /// Reset this connection of yours when nobody has its application's end any more.
-    ResetAtEnd {
-        /// Which connection.
-        connection: ConnectionId,
-    },
 }
 
 /// How pollers reach each other, by index. Whoever joins later is introduced before anybody can

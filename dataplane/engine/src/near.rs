@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smcgate_rings::Gateway;
 
@@ -10,20 +11,46 @@ use smcgate_rings::Gateway;
 #[derive(Debug)]
 pub struct Near {
     socket: OwnedFd,
-    /// It is a Unix socket, by which a program on this host has the connection.
-    is_program: bool,
+    /// Of a Unix socket, by which a program on this host has the connection: how it is to end.
+    program: Option<AtEnd>,
     rings: Option<Arc<Gateway>>,
+}
+
+/// How the connection of a program ends when nobody has the program's socket any more: as closed,
+/// unless a program has said that it closes with SO_LINGER of zero. A Unix socket cannot say so.
+///
+/// Whoever hears it of the program and the poller that reads the socket share this. The poller
+/// looks when it finds the socket closed, so what was said before it was closed counts, whichever
+/// poller has the connection by then. A command to the poller could come behind the end.
+#[derive(Clone, Debug, Default)]
+pub struct AtEnd(Arc<AtomicBool>);
+
+impl AtEnd {
+    /// The end is a reset. To be called while the program's socket is open.
+    pub fn reset(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether it is.
+    pub fn is_reset(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 impl Near {
     /// The Unix socket of a program on this host, whose bytes go by these rings if there are any.
-    pub fn of_program(socket: OwnedFd, rings: Option<Arc<Gateway>>) -> Self {
-        Self { socket, is_program: true, rings }
+    pub fn of_program(socket: OwnedFd, at_end: AtEnd, rings: Option<Arc<Gateway>>) -> Self {
+        Self { socket, program: Some(at_end), rings }
     }
 
     /// Whether it is the Unix socket of a program.
     pub(crate) fn is_program(&self) -> bool {
-        self.is_program
+        self.program.is_some()
+    }
+
+    /// Whether it is that of a program whose end is to be a reset.
+    pub(crate) fn resets_at_end(&self) -> bool {
+        self.program.as_ref().is_some_and(AtEnd::is_reset)
     }
 
     /// Its rings, if it has some.
@@ -35,7 +62,7 @@ impl Near {
 /// A TCP socket.
 impl From<OwnedFd> for Near {
     fn from(socket: OwnedFd) -> Self {
-        Self { socket, is_program: false, rings: None }
+        Self { socket, program: None, rings: None }
     }
 }
 

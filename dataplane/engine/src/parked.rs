@@ -16,8 +16,6 @@ pub(crate) struct Parked {
     validations: usize,
     /// Why the connection must be reset as soon as somebody has it.
     doom: Option<Ending>,
-    /// The connection is to be reset when nobody has its application's end any more.
-    resets: bool,
 }
 
 /// A message that waits.
@@ -73,16 +71,6 @@ impl Parked {
     /// Why the connection must be reset, if it must.
     pub(crate) fn doomed(&self) -> Option<Ending> {
         self.doom
-    }
-
-    /// Notes that the connection is to be reset when nobody has its application's end any more.
-    pub(crate) fn reset_at_end(&mut self) {
-        self.resets = true;
-    }
-
-    /// Whether it is.
-    pub(crate) fn resets(&self) -> bool {
-        self.resets
     }
 
     /// The messages, in the order in which they must be taken in.

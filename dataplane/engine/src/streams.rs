@@ -144,9 +144,9 @@ pub trait Streams {
     /// Whether a read would bring bytes now. Asked only when it changes what a peer is told.
     fn has_more(&mut self, stream: &Self::Stream) -> bool;
 
-    /// Whether the application has closed its end: not only will no more bytes come, nobody reads
-    /// what is written either. Asked only at the end of a stream that is to be reset there.
-    fn is_abandoned(&self, stream: &Self::Stream) -> bool;
+    /// Whether the application has closed its end, and wants that to be a reset: not only will no
+    /// more bytes come, nobody reads what is written either. Asked only at the end of a stream.
+    fn is_to_reset(&self, stream: &Self::Stream) -> bool;
 
     /// What a read would begin with. Asked only where an urgent byte may be.
     fn ahead(&mut self, stream: &Self::Stream) -> Ahead;

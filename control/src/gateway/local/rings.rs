@@ -9,14 +9,13 @@ use std::sync::Arc;
 use rustix::net::sockopt::socket_cookie;
 use smcgate_door::Reply;
 use smcgate_rings::Gateway as Rings;
-use smcr_engine::Command;
+use smcr_engine::near::AtEnd;
 use smcr_rnic::Rnic;
 
 use super::Local;
 use crate::config;
 use crate::gateway::Gateway;
-use crate::groups::{Ends, Pollers as _};
-use crate::sessions::{Carried, Open, Session};
+use crate::groups::Ends;
 use crate::slab::Key;
 use crate::stats::SharedMemory;
 
@@ -47,8 +46,8 @@ struct One {
     rings: Option<Arc<Rings>>,
     /// Which socket the program has.
     app: u64,
-    /// The session is to be reset when nobody has that socket any more.
-    resets: bool,
+    /// What happens when nobody has that socket any more.
+    at_end: AtEnd,
     /// The user of the program, if its bytes may go past us.
     shortens: Option<u32>,
     /// The ends of its connection, once that is open over SMC-R.
@@ -73,8 +72,8 @@ impl Shared {
         self.with_rings += usize::from(has_rings);
         self.made += u64::from(has_rings);
         let shortens = wants.shortcut.then_some(uid);
-        let (ends, resets, has_shortcut) = (None, false, false);
-        let one = One { rings, app: cookie, resets, shortens, ends, has_shortcut };
+        let (at_end, ends, has_shortcut) = (AtEnd::default(), None, false);
+        let one = One { rings, app: cookie, at_end, shortens, ends, has_shortcut };
         self.by_session.insert(key, one);
         has_rings
     }
@@ -96,18 +95,15 @@ impl Shared {
     }
 
     /// A program that brings `socket` wants the session reset when nobody has that any more.
-    /// Returns whether it is the session's.
-    pub(super) fn reset_at_end(&mut self, key: Key, socket: &OwnedFd) -> bool {
-        let is_its = self.is_socket_of(key, socket);
-        if is_its && let Some(one) = self.by_session.get_mut(&key) {
-            one.resets = true;
+    pub(super) fn reset_at_end(&self, key: Key, socket: &OwnedFd) {
+        if self.is_socket_of(key, socket) {
+            self.at_end(key).reset();
         }
-        is_its
     }
 
-    /// Whether a program wants that.
-    pub(super) fn resets(&self, key: Key) -> bool {
-        self.by_session.get(&key).is_some_and(|one| one.resets)
+    /// How a session ends when nobody has its program's socket any more.
+    pub(super) fn at_end(&self, key: Key) -> AtEnd {
+        self.by_session.get(&key).map(|one| one.at_end.clone()).unwrap_or_default()
     }
 
     /// The session is open over SMC-R, and these are the ends of its connection. If the other one
@@ -222,9 +218,9 @@ impl Local {
         self.shared.opened(key, ends, self.door.config());
     }
 
-    /// Whether a program wants the session `key` reset when nobody has its socket any more.
-    pub(in crate::gateway) fn resets(&self, key: Key) -> bool {
-        self.shared.resets(key)
+    /// How the session `key` ends when nobody has its program's socket any more.
+    pub(in crate::gateway) fn at_end(&self, key: Key) -> AtEnd {
+        self.shared.at_end(key)
     }
 
     /// The session `key` is over.
@@ -279,36 +275,10 @@ impl<N: Rnic> Gateway<N> {
     /// that any more. Nothing happens if that is another one.
     pub(super) fn reset_for(&mut self, caller: Key, key: Key, socket: OwnedFd) {
         let local = self.local.as_mut().expect(super::ASKED_AT_THE_DOOR);
-        let is_its = local.shared.reset_at_end(key, &socket);
+        // Before our copy is closed: the connection ends when there is none left.
+        local.shared.reset_at_end(key, &socket);
         local.close(key, socket);
-        if is_its {
-            self.reset_at_end(key);
-        }
-        let local = self.local.as_mut().expect(super::ASKED_AT_THE_DOOR);
         local.door.answer(caller, Reply::Done, None);
-    }
-
-    /// Has the connection `key` reset when nobody has its program's socket any more, if a program
-    /// wants that.
-    pub(in crate::gateway) fn reset_at_end(&mut self, key: Key) {
-        if !self.local.as_ref().is_some_and(|local| local.resets(key)) {
-            return;
-        }
-        match self.sessions.at_mut(key) {
-            Some(Session::Open(Open { connection, transport, .. })) => {
-                let connection = *connection;
-                let groups = self.endpoint.groups_mut();
-                match transport {
-                    Carried::Smc { .. } => groups.reset_at_end(connection),
-                    Carried::Tcp { port, .. } => {
-                        groups.pollers_mut().command(*port, Command::ResetAtEnd { connection });
-                    }
-                }
-            }
-            // As soon as it carries bytes, which the program may have written already.
-            Some(Session::Negotiating(_)) => {}
-            None => panic!("a program has a socket of what is here only"),
-        }
     }
 }
 
@@ -338,8 +308,10 @@ mod tests {
         assert!(rings.is_closed() && shared.of(key).is_none() && shared.with_rings() == (0, 1));
         assert!(shared.memory_of(key).is_none());
         assert!(!shared.enter(other, &app, without, 0) && shared.is_socket_of(other, &app));
-        assert!(!shared.reset_at_end(other, &stranger) && !shared.resets(other));
-        assert!(shared.reset_at_end(other, &copy) && shared.resets(other));
+        shared.reset_at_end(other, &stranger);
+        assert!(!shared.at_end(other).is_reset());
+        shared.reset_at_end(other, &copy);
+        assert!(shared.at_end(other).is_reset());
         shared.forget(other);
         assert!(!shared.is_socket_of(other, &app));
     }

@@ -212,7 +212,7 @@ impl Host {
                 }
                 Command::FailConnections { link } => self.failed.push(link),
                 Command::RetireLink { link } => self.groups.link_retired(now, link),
-                Command::Abort { connection } | Command::ResetAtEnd { connection } => {
+                Command::Abort { connection } => {
                     self.aborted.push(connection);
                 }
                 Command::Relay { connection, established, .. } => match *established {

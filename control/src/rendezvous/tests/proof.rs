@@ -115,7 +115,7 @@ impl Two {
                     }
                     Established::Tcp { .. } => panic!("link groups relay no TCP"),
                 },
-                Command::Abort { connection } | Command::ResetAtEnd { connection } => {
+                Command::Abort { connection } => {
                     self.hosts[from].aborted.push(connection);
                 }
                 Command::Forget { .. } | Command::Stop => {}

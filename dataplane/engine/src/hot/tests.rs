@@ -12,7 +12,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::kernel::Kernel;
 use crate::mailbox::Waker;
-use crate::near::Near;
+use crate::near::{AtEnd, Near};
 use crate::streams::Streams;
 
 mod shortcut;
@@ -63,7 +63,8 @@ fn pair() -> (Program, Near) {
     let gateway = Gateway::create().unwrap();
     Gateway::prepare(app.as_fd()).unwrap();
     let rings = Application::map(gateway.memory()).unwrap();
-    (Program { socket: app.into(), rings }, Near::of_program(near.into(), Some(Arc::new(gateway))))
+    let near = Near::of_program(near.into(), AtEnd::default(), Some(Arc::new(gateway)));
+    (Program { socket: app.into(), rings }, near)
 }
 
 /// What is reported now, without a sleep.

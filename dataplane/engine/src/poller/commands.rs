@@ -45,7 +45,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 Letter::Adopt(migrant) => self.adopt(now, migrant),
                 Letter::Deliver { group, message } => self.deliver(now, group, &message),
                 Letter::Abort { connection } => self.abort(now, connection),
-                Letter::ResetAtEnd { connection } => self.reset_at_end(now, connection),
             }
             moved = true;
         }
@@ -73,7 +72,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 self.admit(now, connection, *established, Pace::new(allowance));
             }
             Command::Abort { connection } => self.abort(now, connection),
-            Command::ResetAtEnd { connection } => self.reset_at_end(now, connection),
             Command::FailLink { link } => self.fail_link(now, link),
             Command::MoveConnections { from, to, to_poller, keys, only } => {
                 let route = Arc::new(Route::new(from, to, to_poller, keys));
@@ -174,27 +172,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             }
             Some(Owner { poller, .. }) => {
                 self.mail.send(poller.into(), Letter::Abort { connection: id });
-            }
-        }
-    }
-
-    /// Resets a connection when nobody has its application's end any more, or tells the neighbour
-    /// that has it. It may have ended by itself.
-    fn reset_at_end(&mut self, now: Instant, id: ConnectionId) {
-        let (connections, turn) = self.lend(now);
-        if let Some(relay) = connections.relay(id) {
-            relay.reset_at_end();
-            // That may be so already, and then no event follows.
-            turn.work.queue_fill(&mut relay.queued);
-            return;
-        }
-        match self.mail.owner_of(id) {
-            None => {}
-            Some(Owner { poller, .. }) if self.mail.is_own(poller) => {
-                self.connections.expect(id).reset_at_end();
-            }
-            Some(Owner { poller, .. }) => {
-                self.mail.send(poller.into(), Letter::ResetAtEnd { connection: id });
             }
         }
     }

@@ -127,7 +127,7 @@ impl<T> Relay<T> {
             // broke.
             return Err(Filled::Reset);
         }
-        if near.eof && near.is_to_reset(turn.streams) {
+        if near.eof && turn.streams.is_to_reset(&near.stream) {
             return Err(Filled::Reset);
         }
         if !near.readable || near.eof {
@@ -190,7 +190,7 @@ impl<T> Relay<T> {
                 near.readable = false;
                 if is_reset(&error) { Filled::Reset } else { Filled::Rests }
             }
-            Some(Ok(None)) if near.is_to_reset(turn.streams) => Filled::Reset,
+            Some(Ok(None)) if turn.streams.is_to_reset(&near.stream) => Filled::Reset,
             Some(Ok(None)) => {
                 near.eof = true;
                 Filled::Ended

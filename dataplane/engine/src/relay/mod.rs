@@ -185,9 +185,6 @@ impl<T> Relay<T> {
         if let Some(ending) = parked.doomed() {
             return self.reset(turn, ending);
         }
-        if parked.resets() {
-            self.reset_at_end();
-        }
         for waiting in parked.into_messages() {
             self.expect_gap_before(waiting);
             if matches!(self.receive(turn, &waiting.message), Outcome::Over) {

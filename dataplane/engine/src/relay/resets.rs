@@ -6,14 +6,6 @@ use crate::streams::Streams;
 use crate::turn::Turn;
 
 impl<T> Relay<T> {
-    /// From now on the end of the application's socket is a reset.
-    pub(crate) fn reset_at_end(&mut self) {
-        // After a reset there is nothing left to end.
-        if let Some(near) = &mut self.near {
-            near.resets = true;
-        }
-    }
-
     /// Resets both sides.
     pub(crate) fn reset(
         &mut self,

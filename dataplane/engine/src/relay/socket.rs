@@ -1,6 +1,6 @@
 //! A TCP socket, and what edge-triggered events have said of it.
 
-use crate::streams::{Event, Streams};
+use crate::streams::Event;
 
 /// A TCP socket and what is known of it from edge-triggered events.
 #[derive(Debug)]
@@ -19,8 +19,6 @@ pub(crate) struct Socket<S> {
     pub(crate) urgent: bool,
     /// The last read filled its buffer, so bytes may be waiting for which no new event will come.
     pub(crate) unseen: bool,
-    /// It is to be reset when nobody has the application's end any more.
-    pub(crate) resets: bool,
     /// The application sends no more: FIN was read.
     pub(crate) eof: bool,
     /// We sent FIN.
@@ -39,7 +37,6 @@ impl<S> Socket<S> {
             failed: false,
             urgent: false,
             unseen: false,
-            resets: false,
             eof: false,
             finished: false,
         }
@@ -64,12 +61,7 @@ impl<S> Socket<S> {
     /// an urgent byte behind them, or the end of the stream. Not a reset, as far as we know: the
     /// bytes before it must have left. And not more of a stream than a turn may read.
     pub(crate) fn is_worth_another_read(&self) -> bool {
-        self.urgent || (self.ending && !self.failed && !self.resets && !self.unseen)
-    }
-
-    /// The application has closed its end, and wants that to be a reset.
-    pub(crate) fn is_to_reset(&self, streams: &impl Streams<Stream = S>) -> bool {
-        self.resets && streams.is_abandoned(&self.stream)
+        self.urgent || (self.ending && !self.failed && !self.unseen)
     }
 
     /// Both directions have ended.

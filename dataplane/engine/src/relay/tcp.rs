@@ -106,8 +106,9 @@ impl<T> Tcp<T> {
         inbound.bytes += sifted as u64;
         // One may have failed while it was written to, when its end had been read before.
         let is_cut = |socket: &Socket<T>| socket.failed && socket.eof && !socket.finished;
-        // Or its end was read before it was said what that means.
-        let is_late = near.eof && self.outbound.bytes.is_empty() && near.is_to_reset(streams);
+        // Or it was closed when its end had been read before.
+        let is_late =
+            near.eof && self.outbound.bytes.is_empty() && streams.is_to_reset(&near.stream);
         if is_cut(near) || is_cut(far) || is_late { Err(Reset) } else { Ok([outbound, inbound]) }
     }
 
@@ -196,7 +197,7 @@ fn read<S: Streams>(
     let urgent = ahead == Ahead::Urgent;
     let room = if urgent { &mut scratch[..1] } else { scratch };
     match streams.read_slice(&source.stream, room) {
-        Ok(0) if source.is_to_reset(streams) => Err(Reset),
+        Ok(0) if streams.is_to_reset(&source.stream) => Err(Reset),
         Ok(0) => {
             source.eof = true;
             Ok((0, false))
