@@ -421,6 +421,7 @@ mod tests {
 
     use super::*;
     use crate::mailbox::Waker;
+    use crate::near::AtEnd;
 
     const KEY: Key = Key { slot: 7, generation: 1, far: false };
 
@@ -445,6 +446,33 @@ mod tests {
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].key, KEY);
         events[0]
+    }
+
+    /// A program's end is a reset when it has said so, and nobody has its socket any more. Of TCP
+    /// sockets the kernel says it.
+    #[test]
+    fn a_program_that_resets_at_its_end_has_to_close_all_of_it() {
+        let waker = Waker::new().unwrap();
+        let mut kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
+        for resets in [false, true] {
+            let (near, program) = std::os::unix::net::UnixStream::pair().unwrap();
+            let at_end = AtEnd::default();
+            let near = Near::of_program(near.into(), at_end.clone(), None);
+            let copy = program.try_clone().unwrap();
+            if resets {
+                at_end.reset();
+            }
+            assert!(!kernel.is_to_reset(&near), "it is open");
+            program.shutdown(std::net::Shutdown::Write).unwrap();
+            assert!(!kernel.is_to_reset(&near), "it only sends no more");
+            drop(program);
+            assert!(!kernel.is_to_reset(&near), "somebody has a copy");
+            drop(copy);
+            assert_eq!(kernel.is_to_reset(&near), resets);
+        }
+        let (application, near) = connection(&mut kernel);
+        drop(application);
+        assert!(!kernel.is_to_reset(&near));
     }
 
     /// A poller that asks its RNIC for packets each time it wakes makes a system call in vain for

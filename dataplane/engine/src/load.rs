@@ -21,8 +21,15 @@ use smcr_proto::Instant;
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     since: Instant,
-    /// How many bytes had moved when the window began.
-    bytes: u64,
+    /// How many bytes had moved inward and outward when the window began, and at the last look.
+    bytes: [u64; 2],
+    seen: [u64; 2],
+    /// How many looks in it saw that something has moved, and how many of these another direction
+    /// than the one before, or both.
+    looks: u32,
+    turns: u32,
+    /// The direction in which something moved last: inward or not.
+    inward: bool,
     /// How often something has moved in it.
     times: u32,
     /// The slots of the connections for which it has, a bit for each of 64 groups of slots. In a
@@ -32,6 +39,9 @@ pub(crate) struct Load {
     slept: Duration,
     /// How many windows in a row were those of a load that gains.
     gaining: u32,
+    /// Whether it is a stream, and how many windows in a row have said the opposite.
+    stream: bool,
+    opposite: u32,
 }
 
 impl Load {
@@ -51,21 +61,59 @@ impl Load {
     }
 
     /// Whether the poller gains by running before everybody else, by what it carried lately, and
-    /// leaves them some of its core. `bytes` have moved so far.
-    pub(crate) fn gains_by_haste(&mut self, now: Instant, bytes: u64) -> bool {
+    /// leaves them some of its core. So many bytes have moved inward (read from applications) and
+    /// outward so far. To be asked after each turn of the poller.
+    pub(crate) fn gains_by_haste(&mut self, now: Instant, bytes: [u64; 2]) -> bool {
+        self.look(bytes);
         let window = now.since(self.since);
         if window >= WINDOW {
             let few = self.slots.count_ones() <= FEW;
-            let large = bytes.wrapping_sub(self.bytes) >= LARGE * u64::from(self.times);
+            let moved = bytes[0].wrapping_sub(self.bytes[0]) + bytes[1].wrapping_sub(self.bytes[1]);
+            let large = moved >= LARGE * u64::from(self.times);
+            let stream = large && self.turns * ONE_WAY <= self.looks;
             let gaining = match self.times {
                 _ if self.slept * PART < window => 0,
                 0 => self.gaining,
                 _ if few || large => (self.gaining + 1).min(STEADY),
                 _ => 0,
             };
-            *self = Self { since: now, bytes, gaining, ..Self::default() };
+            let opposite = match self.times {
+                0 => self.opposite,
+                _ if stream == self.stream => 0,
+                _ => self.opposite + 1,
+            };
+            let changes = opposite == STEADY;
+            *self = Self {
+                since: now,
+                bytes,
+                seen: bytes,
+                inward: self.inward,
+                gaining,
+                stream: self.stream ^ changes,
+                opposite: if changes { 0 } else { opposite },
+                ..Self::default()
+            };
         }
         self.gaining == STEADY
+    }
+
+    /// Whether it carries streams: large pieces, which go on and on in one direction. Then the
+    /// threads between which they go work at the same time, if they have a core each. Requests of
+    /// the same size go to and fro: one thread works after another, and they had better share one.
+    /// So it looks where streams go in both directions at once, which this calls none.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.stream
+    }
+
+    fn look(&mut self, bytes: [u64; 2]) {
+        let moved = [bytes[0] != self.seen[0], bytes[1] != self.seen[1]];
+        self.seen = bytes;
+        let [inward, outward] = moved;
+        if inward || outward {
+            self.looks += 1;
+            self.turns += u32::from(inward && outward || inward != self.inward);
+            self.inward = inward;
+        }
     }
 }
 
@@ -87,6 +135,8 @@ const SPREAD: u16 = 0x9e37;
 const FEW: u32 = 4;
 /// Bytes at a time that are as many as one can wish, on average.
 const LARGE: u64 = 4096;
+/// What goes on in one direction turns at most once in so many times.
+const ONE_WAY: u32 = 8;
 
 #[cfg(test)]
 mod tests {
@@ -98,21 +148,25 @@ mod tests {
         slots: (u16, u16),
         pieces: u32,
         bytes: u64,
+        /// Each so manieth piece goes outward; none if 0.
+        turns_after: u32,
         slept: Duration,
     }
 
     /// One with so many connections, of a thread that sleeps half of the time.
     fn window(connections: u16, pieces: u32, bytes: u64) -> Window {
-        Window { slots: (connections, 1), pieces, bytes, slept: WINDOW / 2 }
+        Window { slots: (connections, 1), pieces, bytes, turns_after: 0, slept: WINDOW / 2 }
     }
 
     fn carry(load: &mut Load, at: Instant, window: Window) -> bool {
         let mut moved = load.bytes;
         let (connections, stride) = window.slots;
-        for _ in 0..window.pieces {
+        for piece in 0..window.pieces {
             for slot in 0..connections {
                 load.note(slot * stride);
-                moved += window.bytes;
+                let outward = piece.checked_rem(window.turns_after) == Some(0);
+                moved[usize::from(outward)] += window.bytes;
+                load.look(moved);
             }
         }
         load.slept(at, at + window.slept);
@@ -142,6 +196,37 @@ mod tests {
             let said = [1, 2, 3, 4].map(|at| carry(&mut load, Instant(0) + WINDOW * at, window));
             let Window { slots, bytes, slept, .. } = window;
             assert_eq!(said, [false, false, gains, gains], "{:?}", (slots, bytes, slept));
+        }
+    }
+
+    /// Whether or not anybody gains by haste, and however many connections there are.
+    #[test]
+    fn what_goes_on_in_one_direction_is_a_stream() {
+        let large = window(1, 100, LARGE);
+        for (what, window, stream) in [
+            ("a stream", large, true),
+            ("that comes from the peer", Window { turns_after: 1, ..large }, true),
+            ("some of them", Window { slots: (16, 1), ..large }, true),
+            ("nobody sleeps", Window { slept: Duration::ZERO, ..large }, true),
+            ("something else now and then", Window { turns_after: 20, ..large }, true),
+            ("requests and answers", Window { turns_after: 2, ..large }, false),
+            ("requests of some pieces", Window { turns_after: 8, ..large }, false),
+            ("small pieces", window(1, 100, LARGE - 1), false),
+        ] {
+            let mut load = Load::default();
+            let mut at = Instant(0);
+            let mut run = |window: Window| {
+                [1, 2, 3].map(|_| {
+                    at = at + WINDOW;
+                    carry(&mut load, at, window);
+                    load.is_stream()
+                })
+            };
+            assert_eq!(run(window), [false, false, stream], "{what}");
+            // One window that says something else, or nothing, changes nothing.
+            assert_eq!(run(Window { pieces: 0, ..window }), [stream; 3], "{what}");
+            let other = Window { bytes: 1, turns_after: 2, ..large };
+            assert_eq!(run(other), [stream, stream, false], "{what}");
         }
     }
 

@@ -157,13 +157,13 @@ impl<F: Fabric> Poller<F, Kernel> {
             let moved = self.turn(now);
             // Before any sleep: nobody wakes a thread that was told to stop.
             if self.stopping {
-                self.set_priority(now, &mut priority, false);
+                self.set_priority(now, &mut priority, &mut idle);
                 return;
             }
             now = clock.now();
             let advice = idle.after_turn(now, moved);
             // Before the core is offered: whether somebody takes it up must not depend on us.
-            self.set_priority(now, &mut priority, idle.is_contended());
+            self.set_priority(now, &mut priority, &mut idle);
             match advice {
                 Advice::Turn => {}
                 Advice::Yield => {

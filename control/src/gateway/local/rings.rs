@@ -96,8 +96,10 @@ impl Shared {
 
     /// A program that brings `socket` wants the session reset when nobody has that any more.
     pub(super) fn reset_at_end(&self, key: Key, socket: &OwnedFd) {
-        if self.is_socket_of(key, socket) {
-            self.at_end(key).reset();
+        if let Some(one) = self.by_session.get(&key)
+            && self.is_socket_of(key, socket)
+        {
+            one.at_end.reset();
         }
     }
 

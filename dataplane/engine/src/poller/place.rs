@@ -29,16 +29,20 @@ impl Place {
 }
 
 impl<F: Fabric, S: Streams> Poller<F, S> {
-    /// Raises the priority of the thread or gives it back, if that is due.
-    pub(super) fn set_priority(&mut self, now: Instant, priority: &mut Priority, contended: bool) {
+    /// Raises the priority of the thread or gives it back, if that is due, and says what that means
+    /// for its place.
+    pub(super) fn set_priority(&mut self, now: Instant, priority: &mut Priority, idle: &mut Idle) {
         let counters = &self.shared.counters;
-        let bytes = counters.bytes_in.get().wrapping_add(counters.bytes_out.get());
+        let bytes = [counters.bytes_in.get(), counters.bytes_out.get()];
         let gains = self.load.gains_by_haste(now, bytes);
+        let bytes = bytes[0].wrapping_add(bytes[1]);
+        let contended = !self.stopping && idle.is_contended();
         for changed in priority.after_turn(now, bytes, contended, gains).into_iter().flatten() {
             counters.priority_raised.set(priority.is_raised().into());
             counters.realtime.set(priority.is_realtime().into());
             counters.priority_refused.add(changed.is_err().into());
         }
+        idle.keep_apart(self.load.is_stream() && priority.may_be_realtime());
     }
 
     /// Goes back to the thread's own core, or leaves it to others, if `idle` says so.
@@ -70,7 +74,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let moved = match core {
             Some(core) => affinity.move_to(core),
             // `settle` has taken it home.
-            None if idle.wants_core() => Ok(()),
+            None if idle.wants_core() && affinity.has_core() => Ok(()),
             None => affinity.unpin(),
         };
         counters.near.set((core.is_some() && moved.is_ok()).into());

@@ -127,7 +127,7 @@ impl<T> Relay<T> {
             // broke.
             return Err(Filled::Reset);
         }
-        if near.eof && turn.streams.is_to_reset(&near.stream) {
+        if near.eof && !near.finished && turn.streams.is_to_reset(&near.stream) {
             return Err(Filled::Reset);
         }
         if !near.readable || near.eof {

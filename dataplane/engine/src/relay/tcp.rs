@@ -107,8 +107,10 @@ impl<T> Tcp<T> {
         // One may have failed while it was written to, when its end had been read before.
         let is_cut = |socket: &Socket<T>| socket.failed && socket.eof && !socket.finished;
         // Or it was closed when its end had been read before.
-        let is_late =
-            near.eof && self.outbound.bytes.is_empty() && streams.is_to_reset(&near.stream);
+        let is_late = near.eof
+            && !near.finished
+            && self.outbound.bytes.is_empty()
+            && streams.is_to_reset(&near.stream);
         if is_cut(near) || is_cut(far) || is_late { Err(Reset) } else { Ok([outbound, inbound]) }
     }
 
