@@ -203,6 +203,37 @@ fn a_socket_that_is_to_be_reset_at_its_end_is() {
     }
 }
 
+/// Who closes so when both have ended has nothing to reset: the other one has seen the end.
+#[test]
+fn a_conversation_that_is_over_is_not_reset() {
+    for transport in Transport::BOTH {
+        let mut cluster = Cluster::calm();
+        let connection = cluster.connect(transport);
+        cluster.application(Client, connection).reset_at_end();
+        cluster.application(Client, connection).finish();
+        cluster.run_until_quiet();
+        cluster.application(Server, connection).finish();
+        // Until the client hears of it, and no further.
+        for _ in 0..1000 {
+            while cluster.application(Server, connection).act() {}
+            while cluster.application(Client, connection).act() {}
+            if cluster.application(Client, connection).heard() == Heard::End {
+                break;
+            }
+            cluster.wait(Duration::from_micros(1));
+            cluster.turn(Server);
+            cluster.turn(Client);
+        }
+        assert_eq!(cluster.application(Client, connection).heard(), Heard::End);
+        cluster.application(Client, connection).close();
+        cluster.run_until_quiet();
+        assert!(cluster.is_closed(connection), "{transport:?}");
+        assert_eq!(cluster.application(Server, connection).heard(), Heard::End);
+        assert_ne!(endings(&cluster, connection)[0], Ending::ResetByApplication, "{transport:?}");
+        cluster.assert_nothing_is_left();
+    }
+}
+
 /// The same where the end is that of both directions.
 #[test]
 fn a_closed_socket_is_reset_behind_its_bytes() {

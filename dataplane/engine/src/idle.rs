@@ -118,8 +118,6 @@ pub struct Idle {
     apart: bool,
     /// Whether its own core is kept for long, as far as attempts have shown.
     home_kept: bool,
-    /// How many offers of the present attempt somebody has used.
-    uses: u32,
     /// So many times more it sleeps where it would offer the core.
     naps: u32,
 }
@@ -135,8 +133,8 @@ enum State {
     /// As in `Free`, but others used our offers for long. At `until` we make some again.
     Refraining { home: bool, shares: Shares, since: Instant, until: Instant },
     /// We are trying, where the scheduler has put us or at `home`: this many more offers must end
-    /// quickly.
-    Trying { home: bool, offers: u32 },
+    /// quickly. So many were used so far.
+    Trying { home: bool, offers: u32, uses: u32 },
 }
 
 /// What others had of our core lately.
@@ -173,7 +171,6 @@ impl Idle {
             offers_again_at: Instant(0),
             apart: false,
             home_kept: false,
-            uses: 0,
             naps: 0,
         }
     }
@@ -253,8 +250,7 @@ impl Idle {
     /// the thread. The first offer is that of the next turn: to move, and to give the priority
     /// back, takes time that nobody had.
     fn attempt(&mut self, home: bool) -> Advice {
-        self.uses = 0;
-        self.state = State::Trying { home, offers: OFFERS_TO_TRUST };
+        self.state = State::Trying { home, offers: OFFERS_TO_TRUST, uses: 0 };
         Advice::Turn
     }
 
@@ -267,7 +263,6 @@ impl Idle {
             short if short > TAKEN_UP => Taken::Used,
             _ => Taken::No,
         };
-        self.uses += u32::from(taken == Taken::Used);
         self.naps = match (&self.state, taken) {
             (State::Free { home: false, .. }, Taken::Used) => NAPS,
             (_, _) => 0,
@@ -293,14 +288,15 @@ impl Idle {
                 }
             }
             State::Trying { .. } if taken == Taken::Lost => self.contend(now),
-            State::Trying { home: false, .. } if self.apart && self.uses >= USES => {
-                self.contend(now);
-            }
-            State::Trying { home, offers: 0 } => {
+            State::Trying { home: false, uses: USES.., .. } if self.apart => self.contend(now),
+            State::Trying { home, offers: 0, .. } => {
                 self.home_kept &= !*home;
                 self.state = State::Free { home: *home, shares: Shares::default(), since: now };
             }
-            State::Trying { offers, .. } => *offers -= 1,
+            State::Trying { offers, uses, .. } => {
+                *offers -= 1;
+                *uses += u32::from(taken == Taken::Used);
+            }
             State::Contended { .. } | State::Refraining { .. } => {}
         }
         taken
@@ -799,8 +795,8 @@ mod tests {
             (State::Contended { until }, [false, true, true, false]),
             (State::Refraining { home: true, shares, since, until }, [true, false, false, true]),
             (State::Refraining { home: false, shares, since, until }, [false, false, false, true]),
-            (State::Trying { home: false, offers: 9 }, [false, true, false, false]),
-            (State::Trying { home: true, offers: 9 }, [true, false, false, false]),
+            (State::Trying { home: false, offers: 9, uses: 0 }, [false, true, false, false]),
+            (State::Trying { home: true, offers: 9, uses: 0 }, [true, false, false, false]),
         ] {
             // One that keeps apart is not drawn to its applications meanwhile.
             for apart in [false, true] {
