@@ -86,12 +86,24 @@ fn place(gateway: &Gateway<'_>) -> Place {
     }
 }
 
-/// A gateway without traffic must use no CPU time, whether the machine is idle or busy.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_idle_gateways_use_no_core() {
-    let hosts = Hosts::new("smoke_idle_gateways_use_no_core");
-    let pair = Pair::start(&hosts, &[PORT]);
+    assert_idle_gateways_use_no_core("smoke_idle_gateways_use_no_core", "");
+}
+
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn idle_gateways_without_cores_use_none() {
+    let table = "\n[poll]\npin = false\n";
+    assert_idle_gateways_use_no_core("idle_gateways_without_cores_use_none", table);
+}
+
+/// A gateway without traffic must use no CPU time, whether the machine is idle or busy.
+fn assert_idle_gateways_use_no_core(name: &str, table: &str) {
+    let hosts = Hosts::new(name);
+    let [a, b] = [Pair::client_side(&hosts, &[PORT]), Pair::server_side(&hosts, &[PORT])];
+    let pair = Pair::start_these(&hosts, a.table(table), b.table(table));
     let listener = hosts.b.listen(local(PORT));
     let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
     let server = accept(&listener, LIMIT);

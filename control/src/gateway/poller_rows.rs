@@ -50,7 +50,7 @@ fn stage_row(times: &Times) -> Residence {
 fn placement<Qp>(poller: &PollerHandle<Qp>) -> String {
     let reason = &poller.assignment.reason;
     if poller.counters.contended.get() == 1 {
-        format!("{reason}; but other programs keep it busy")
+        format!("{reason}; others need the core where it runs")
     } else {
         reason.to_string()
     }

@@ -269,7 +269,10 @@ pub(crate) fn start_poller(
         IdlePolicy::Adaptive => Policy::Adaptive,
         IdlePolicy::Block => Policy::Block,
     };
-    let idle = Idle::new(policy, config.poll.spin);
+    let mut idle = Idle::new(policy, config.poll.spin);
+    if assignment.core.is_none() {
+        idle = idle.without_core();
+    }
     let boost = config.poll.boost;
     // A real-time thread must not wait for one that it keeps from running.
     let may_be_realtime = fabric.as_ref().is_none_or(any::Fabric::never_spins);

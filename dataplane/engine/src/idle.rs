@@ -47,6 +47,15 @@
 //! busy loop a stream moved 11.5 Gbit/s, and 8.9 without this. Requests of 16 KiB are no stream:
 //! apart they took 78 µs instead of 55.)
 //!
+//! A thread without a core of its own is always where the scheduler has put it, and has none to
+//! try. It sleeps after offers only if it waits for its core half of the time. (Where nobody else
+//! needed the cores, a request took 37 µs, and 66 if it always slept so.) If it had better keep
+//! apart and waits for a quarter of the time, it takes its core for contended, whoever has it. Then
+//! it becomes real-time, and the scheduler puts real-time threads on different cores as long as
+//! there are enough. Offers would not show that: one of two pollers on a core that is real-time
+//! already preempts the other one while that works. (Beside one busy loop a stream moved 12.1
+//! Gbit/s, and 8.4 without this.)
+//!
 //! Applications that always have something to do use an offer for longer than those that wait for
 //! us: 70 to 400 µs where requests come as they like, instead of 10 to 55. Work piles up
 //! meanwhile, and near the limit of the cores the thread falls behind. So if offers that somebody
@@ -61,10 +70,13 @@
 //! refrain only if that is used as well, tells the two apart, but it noticed too little of the
 //! former.)
 
+mod shares;
+
 use std::time::Duration;
 
 use smcr_proto::Instant;
 
+use self::shares::{Limit, Share, Shares};
 use crate::allowance::PAUSE;
 
 /// How a poller idles.
@@ -114,11 +126,17 @@ pub struct Idle {
     refrain: Duration,
     /// When it last began to make them again.
     offers_again_at: Instant,
+    /// Whether there is a core of its own.
+    has_core: bool,
     /// See [`Self::keep_apart`].
     apart: bool,
+    /// See [`Self::note_waits`].
+    waits: u8,
     /// Whether its own core is kept for long, as far as attempts have shown.
     home_kept: bool,
-    /// So many times more it sleeps where it would offer the core.
+    /// Whether it sleeps after offers that were used.
+    naps_on: bool,
+    /// So many times more it sleeps where it would make the next offer.
     naps: u32,
 }
 
@@ -134,28 +152,12 @@ enum State {
     Refraining { home: bool, shares: Shares, since: Instant, until: Instant },
     /// We are trying, where the scheduler has put us or at `home`: this many more offers must end
     /// quickly. So many were used so far.
-    Trying { home: bool, offers: u32, uses: u32 },
-}
-
-/// What others had of our core lately.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Shares {
-    /// In offers that were lost.
-    lost: Share,
-    /// In those that were used.
-    used: Share,
-}
-
-/// Recent time in which we were awake, and how much of it others had in offers of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Share {
-    awake: Duration,
-    theirs: Duration,
-    offers: u32,
+    Trying { home: bool, offers: u32, uses: u32, since: Instant },
 }
 
 impl Idle {
-    /// A policy that, if adaptive, goes on for `spin` after work.
+    /// A policy that, if adaptive, goes on for `spin` after work; for a thread with a core of its
+    /// own.
     pub fn new(policy: Policy, spin: Duration) -> Self {
         let state = State::Free { home: true, shares: Shares::default(), since: Instant(0) };
         Self {
@@ -169,17 +171,35 @@ impl Idle {
             retreat: RETREAT_MIN,
             refrain: REFRAIN_MIN,
             offers_again_at: Instant(0),
+            has_core: true,
             apart: false,
+            waits: 0,
             home_kept: false,
+            naps_on: false,
             naps: 0,
         }
     }
 
+    /// This policy for a thread without a core of its own, which is always where the scheduler has
+    /// put it. To be called before its first turn.
+    #[must_use]
+    pub fn without_core(self) -> Self {
+        let state = State::Free { home: false, shares: Shares::default(), since: Instant(0) };
+        Self { state, has_core: false, ..self }
+    }
+
     /// Whether the thread had better not share a core with its applications and the threads that it
     /// talks to. If others need its own core, it tries that one again; if it is kept for long, also
-    /// another one, but stays there only if hardly anybody uses that.
+    /// another one, but stays there only if hardly anybody uses that. Without a core of its own, it
+    /// stays where it is unless it waits there for a good part of the time.
     pub fn keep_apart(&mut self, apart: bool) {
         self.apart = apart;
+    }
+
+    /// For how much of the time the thread has waited for a core lately, in percent: in offers,
+    /// after it was woken, or because another thread was put before it.
+    pub fn note_waits(&mut self, percent: u8) {
+        self.waits = percent;
     }
 
     /// A turn ended at `now`, and `moved` something or nothing.
@@ -211,8 +231,23 @@ impl Idle {
     }
 
     fn adapt(&mut self, now: Instant, moved: bool) -> Advice {
+        let tries_core = self.apart && self.has_core && !self.home_kept;
+        let crowded = self.apart && self.waits >= CROWD;
         match &mut self.state {
             State::Contended { until } if now < *until => return Advice::Sleep,
+            State::Free { home: false, .. } | State::Refraining { home: false, .. }
+                if crowded && !tries_core =>
+            {
+                self.home_kept = false;
+                self.contend(now);
+                return Advice::Sleep;
+            }
+            State::Trying { home: false, since, .. }
+                if crowded && !self.has_core && now.since(*since) >= FRESH =>
+            {
+                self.contend(now);
+                return Advice::Sleep;
+            }
             State::Refraining { until, .. } if now < *until => {
                 return if moved { Advice::Turn } else { Advice::Sleep };
             }
@@ -222,16 +257,13 @@ impl Idle {
                 self.state = State::Free { home: *home, shares, since: *since };
             }
             State::Contended { .. } => {
-                let home = self.apart && !self.home_kept;
-                return self.attempt(home);
+                return self.attempt(tries_core, now);
             }
-            State::Free { home: false, since, .. } if now.since(*since) > CALM => {
+            State::Free { home: false, since, .. } if self.has_core && now.since(*since) > CALM => {
                 self.retreat = RETREAT_MIN;
-                return self.attempt(true);
+                return self.attempt(true, now);
             }
-            State::Free { home: false, .. } if self.apart && !self.home_kept => {
-                return self.attempt(true);
-            }
+            State::Free { home: false, .. } if tries_core => return self.attempt(true, now),
             State::Free { .. } if self.naps > 0 => {
                 self.naps -= 1;
                 return Advice::Sleep;
@@ -249,8 +281,9 @@ impl Idle {
     /// Begins to find out whether a core is free: its own one, or that where the scheduler has put
     /// the thread. The first offer is that of the next turn: to move, and to give the priority
     /// back, takes time that nobody had.
-    fn attempt(&mut self, home: bool) -> Advice {
-        self.state = State::Trying { home, offers: OFFERS_TO_TRUST, uses: 0 };
+    fn attempt(&mut self, home: bool, now: Instant) -> Advice {
+        let offers = OFFERS_TO_TRUST;
+        self.state = State::Trying { home, offers, uses: 0, since: now };
         Advice::Turn
     }
 
@@ -263,20 +296,18 @@ impl Idle {
             short if short > TAKEN_UP => Taken::Used,
             _ => Taken::No,
         };
-        self.naps = match (&self.state, taken) {
-            (State::Free { home: false, .. }, Taken::Used) => NAPS,
-            (_, _) => 0,
+        self.naps_on = match (&self.state, taken) {
+            (State::Free { home: false, .. }, Taken::Used) => {
+                self.has_core || self.naps_on || self.waits >= NARROW
+            }
+            (_, _) => false,
         };
+        self.naps = if self.naps_on { NAPS } else { 0 };
         match &mut self.state {
             State::Free { home, shares, since } => {
                 shares.awake(took);
                 match taken {
                     Taken::Lost if shares.lost.add(took, LOSSES) => {
-                        // If the core was free for a short time only, we trusted it too soon, and
-                        // the retreat stays long.
-                        if now.since(*since) > CALM {
-                            self.retreat = RETREAT_MIN;
-                        }
                         self.contend(now);
                     }
                     Taken::Used if shares.used.add(took, LONG_USES) => {
@@ -288,7 +319,9 @@ impl Idle {
                 }
             }
             State::Trying { .. } if taken == Taken::Lost => self.contend(now),
-            State::Trying { home: false, uses: USES.., .. } if self.apart => self.contend(now),
+            State::Trying { home: false, uses: USES.., .. } if self.apart && self.has_core => {
+                self.contend(now);
+            }
             State::Trying { home, offers: 0, .. } => {
                 self.home_kept &= !*home;
                 self.state = State::Free { home: *home, shares: Shares::default(), since: now };
@@ -302,15 +335,20 @@ impl Idle {
         taken
     }
 
+    /// Others need the core.
     fn contend(&mut self, now: Instant) {
-        self.home_kept = match self.state {
-            State::Trying { home: true, .. } => self.home_kept || self.retreat == RETREAT_MAX,
+        match self.state {
+            State::Trying { home: true, .. } => self.home_kept |= self.retreat == RETREAT_MAX,
             // Neither is free: they take turns.
-            State::Trying { home: false, .. } => false,
-            State::Free { .. } | State::Contended { .. } | State::Refraining { .. } => {
-                self.home_kept
+            State::Trying { home: false, .. } => self.home_kept = false,
+            // If it was free for less, we trusted it too soon, and the retreat stays long.
+            State::Free { since, .. } | State::Refraining { since, .. } => {
+                if now.since(since) > CALM {
+                    self.retreat = RETREAT_MIN;
+                }
             }
-        };
+            State::Contended { .. } => {}
+        }
         self.state = State::Contended { until: now + self.retreat };
         self.retreat = (self.retreat * 2).min(RETREAT_MAX);
     }
@@ -372,45 +410,6 @@ pub enum Taken {
     Lost,
 }
 
-/// What is too much: at least so many offers, which take as long as `each` on average, and one part
-/// in so many of the time in which we are awake.
-#[derive(Clone, Copy, Debug)]
-struct Limit {
-    offers: u32,
-    each: Duration,
-    part: u32,
-}
-
-impl Shares {
-    /// Adds time in which we were awake.
-    fn awake(&mut self, time: Duration) {
-        self.lost.awake(time);
-        self.used.awake(time);
-    }
-}
-
-impl Share {
-    /// Adds time in which we were awake.
-    fn awake(&mut self, time: Duration) {
-        self.awake += time;
-        if self.awake > MEMORY {
-            self.awake /= 2;
-            self.theirs /= 2;
-            self.offers /= 2;
-        }
-    }
-
-    /// Adds an offer that took `time`, in which we were awake as well. Returns whether this is too
-    /// much by now.
-    fn add(&mut self, time: Duration, limit: Limit) -> bool {
-        self.theirs += time;
-        self.offers += 1;
-        self.offers >= limit.offers
-            && self.theirs >= limit.each * self.offers
-            && self.theirs * limit.part > self.awake
-    }
-}
-
 /// How many times longer a thread goes on after work, if the last sleep was too short to be worth
 /// it. A batch of a stream keeps the next poller busy for 100 to 200 µs.
 const PATIENCE: u32 = 8;
@@ -428,8 +427,18 @@ const LOSSES: Limit = Limit { offers: 3, each: LOSS, part: 3 };
 /// interrupts.
 const USES: u32 = 32;
 /// After an offer that somebody used, away from its own core, a thread sleeps so often before it
-/// makes the next one.
+/// makes the next one. (Without a core of its own: see `NARROW`.)
 const NAPS: u32 = 15;
+/// A thread that had better keep apart does not share its core if it waits for so much of the time,
+/// in percent.
+const CROWD: u8 = 25;
+/// So long after an attempt began, what is known of waits is of the time since.
+const FRESH: Duration = Duration::from_millis(40);
+/// A thread without a core of its own begins to sleep after offers if it waits for as much as this,
+/// and ends it with the first offer that nobody uses. (With one connection it waited for up to 36
+/// percent of three windows in a row where nobody else needed the cores, and mostly for 45 to 65
+/// beside one busy loop; but for 11 to 60 while it slept so.)
+const NARROW: u8 = 50;
 /// Uses that are too long. Where applications waited for us, they took 11 µs with one connection,
 /// 35 with 32, and 24 to 55 with a stream.
 const LONG_USES: Limit = Limit { offers: 32, each: Duration::from_micros(80), part: 8 };
@@ -439,8 +448,6 @@ const REFRAIN_MIN: Duration = Duration::from_millis(100);
 /// How long it does at most, when uses were long each time it made offers again. After it has made
 /// some for longer than this, it begins anew.
 const REFRAIN_MAX: Duration = Duration::from_secs(1);
-/// Time awake that is remembered: it is halved when it exceeds this.
-const MEMORY: Duration = Duration::from_millis(100);
 /// How many offers must end quickly before a core counts as free again. On a free core, that many
 /// take about a millisecond.
 const OFFERS_TO_TRUST: u32 = 1000;
@@ -459,6 +466,7 @@ const _: () = assert!(PATIENCE_MAX.as_nanos() < PAUSE.as_nanos());
 
 #[cfg(test)]
 mod tests {
+    use super::shares::MEMORY;
     use super::*;
 
     const SPIN: Duration = Duration::from_micros(50);
@@ -795,8 +803,8 @@ mod tests {
             (State::Contended { until }, [false, true, true, false]),
             (State::Refraining { home: true, shares, since, until }, [true, false, false, true]),
             (State::Refraining { home: false, shares, since, until }, [false, false, false, true]),
-            (State::Trying { home: false, offers: 9, uses: 0 }, [false, true, false, false]),
-            (State::Trying { home: true, offers: 9, uses: 0 }, [true, false, false, false]),
+            (State::Trying { home: false, offers: 9, uses: 0, since }, [false, true, false, false]),
+            (State::Trying { home: true, offers: 9, uses: 0, since }, [true, false, false, false]),
         ] {
             // One that keeps apart is not drawn to its applications meanwhile.
             for apart in [false, true] {
@@ -831,6 +839,116 @@ mod tests {
             busy.work(SECOND / 10, 1, SLICE);
             assert!(busy.idle.is_contended() && busy.losses <= 10, "{took:?}: {}", busy.losses);
         }
+    }
+
+    /// One without a core of its own begins that only where it waits for half of the time, and goes
+    /// on until nobody uses its offers.
+    #[test]
+    fn a_thread_without_a_core_naps_where_it_is_narrow() {
+        let use_for = Duration::from_micros(15);
+        let mut busy = Busy::new();
+        busy.idle = Idle::new(Policy::Adaptive, SPIN).without_core();
+        for (waits, took, naps) in [
+            (NARROW - 1, use_for, false),
+            (NARROW, Duration::ZERO, false),
+            (NARROW, use_for, true),
+            (0, use_for, true),
+            (0, Duration::ZERO, false),
+            (0, use_for, false),
+        ] {
+            busy.idle.note_waits(waits);
+            // What has begun ends with the next offer.
+            busy.work(SECOND / 100, 1, took);
+            let before = busy.sleeps;
+            busy.work(SECOND / 10, 1, took);
+            assert_eq!(busy.sleeps - before > 1000, naps, "{waits}, {took:?}");
+        }
+    }
+
+    /// One without a core of its own does not sleep beside them, and is drawn to no core.
+    #[test]
+    fn a_thread_without_a_core_stays_where_it_is() {
+        let mut busy = Busy::new();
+        busy.idle = Idle::new(Policy::Adaptive, SPIN).without_core();
+        let mut run = |span, took| {
+            let changes = busy.work(span, 1, took);
+            assert!(changes == 0 && !busy.idle.wants_core());
+            (busy.idle.is_contended(), busy.sleeps)
+        };
+        assert_eq!(run(2 * CALM, Duration::from_micros(15)), (false, 0), "others use its offers");
+        assert!(run(SECOND / 2, SLICE).0, "they keep the core");
+        assert!(!run(2 * SECOND, Duration::ZERO).0);
+        let (contended, sleeps) = run(2 * CALM, Duration::ZERO);
+        assert_eq!((contended, run(SECOND, Duration::ZERO)), (false, (false, sleeps)));
+    }
+
+    /// One that keeps apart takes its core for contended if others have much of it, as long as they
+    /// do; but it tries rarely.
+    #[test]
+    fn a_thread_without_a_core_that_keeps_apart_leaves_a_crowd() {
+        for (apart, crowded, leaves) in
+            [(false, true, false), (true, false, false), (true, true, true)]
+        {
+            let mut busy = Busy::new();
+            busy.idle = Idle::new(Policy::Adaptive, SPIN).without_core();
+            busy.idle.keep_apart(apart);
+            busy.idle.note_waits(if crowded { CROWD } else { CROWD - 1 });
+            busy.turn();
+            assert_eq!(busy.idle.is_contended(), leaves, "{apart}, {crowded}");
+            let (mut contentions, mut contended) = (0, leaves);
+            for _ in 0..1_000_000 {
+                busy.turn();
+                let before = std::mem::replace(&mut contended, busy.idle.is_contended());
+                contentions += u32::from(contended && !before);
+            }
+            let seconds = u32::try_from(busy.now.since(START).as_secs()).unwrap();
+            let at_most = if leaves { 6 + seconds / 5 } else { 0 };
+            assert!(contentions <= at_most, "{contentions} in {seconds} s");
+            busy.idle.note_waits(0);
+            busy.work(RETREAT_MAX + SECOND, 1, Duration::ZERO);
+            assert!(!busy.idle.is_contended(), "nobody is there any more");
+        }
+    }
+
+    /// It leaves a crowd also while it makes no offers. That its applications use those does not
+    /// keep it from trying again.
+    #[test]
+    fn a_crowd_is_noticed_in_other_ways_than_by_offers() {
+        let mut busy = Busy::new();
+        busy.idle = Idle::new(Policy::Adaptive, SPIN).without_core();
+        busy.idle.keep_apart(true);
+        busy.work(SECOND / 100, 1, LONG);
+        assert!(busy.idle.is_refraining());
+        busy.idle.note_waits(CROWD);
+        busy.turn();
+        assert!(busy.idle.is_contended());
+        // It tries again, and learns within 40 ms that they are still there.
+        for _ in 0..5 {
+            while busy.idle.is_contended() {
+                busy.turn();
+            }
+            let begun = busy.now;
+            while !busy.idle.is_contended() {
+                busy.work(Duration::from_micros(20), 1, Duration::from_micros(80));
+            }
+            let tried = busy.now.since(begun);
+            assert!((FRESH..FRESH + SECOND / 1000).contains(&tried), "{tried:?}");
+        }
+        busy.idle.note_waits(0);
+        busy.work(RETREAT_MAX + SECOND, 1, Duration::from_micros(15));
+        assert!(!busy.idle.is_contended());
+    }
+
+    /// A core of its own that was kept for long is tried again if the other one is crowded.
+    #[test]
+    fn a_thread_in_a_crowd_goes_back_to_its_own_core() {
+        let mut busy = Busy::new();
+        busy.idle.keep_apart(true);
+        busy.idle.state = State::Free { home: false, shares: Shares::default(), since: START };
+        (busy.idle.home_kept, busy.idle.retreat) = (true, RETREAT_MAX);
+        busy.idle.note_waits(CROWD);
+        busy.work(2 * RETREAT_MAX, 1, Duration::ZERO);
+        assert!(!busy.idle.is_contended() && busy.idle.wants_core());
     }
 
     /// Who keeps apart comes back to its own core as soon as it tries any, and goes back there if

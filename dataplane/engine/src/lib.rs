@@ -56,6 +56,7 @@ pub mod stages;
 pub mod streams;
 mod sync;
 mod turn;
+mod waits;
 
 pub use handoff::{Command, ConnectionId, Established, GroupId, LinkId, LlcBytes, Report};
 pub use poller::Poller;

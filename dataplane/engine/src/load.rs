@@ -42,6 +42,10 @@ pub(crate) struct Load {
     /// Whether it is a stream, and how many windows in a row have said the opposite.
     stream: bool,
     opposite: u32,
+    /// How long the thread had waited for a core when the window began, and what part of each of
+    /// the windows before, in percent.
+    waited: Duration,
+    waits: [u8; STEADY as usize],
 }
 
 impl Load {
@@ -62,11 +66,20 @@ impl Load {
 
     /// Whether the poller gains by running before everybody else, by what it carried lately, and
     /// leaves them some of its core. So many bytes have moved inward (read from applications) and
-    /// outward so far. To be asked after each turn of the poller.
-    pub(crate) fn gains_by_haste(&mut self, now: Instant, bytes: [u64; 2]) -> bool {
+    /// outward so far, and the thread has `waited` for a core for so long. To be asked after each
+    /// turn of the poller.
+    pub(crate) fn gains_by_haste(
+        &mut self,
+        now: Instant,
+        bytes: [u64; 2],
+        waited: impl FnOnce() -> Duration,
+    ) -> bool {
         self.look(bytes);
         let window = now.since(self.since);
         if window >= WINDOW {
+            let waited = waited();
+            let [_, before, last] = self.waits;
+            let waits = [before, last, percent(waited.saturating_sub(self.waited), window)];
             let few = self.slots.count_ones() <= FEW;
             let moved = bytes[0].wrapping_sub(self.bytes[0]) + bytes[1].wrapping_sub(self.bytes[1]);
             let large = moved >= LARGE * u64::from(self.times);
@@ -91,6 +104,8 @@ impl Load {
                 gaining,
                 stream: self.stream ^ changes,
                 opposite: if changes { 0 } else { opposite },
+                waited,
+                waits,
                 ..Self::default()
             };
         }
@@ -105,6 +120,12 @@ impl Load {
         self.stream
     }
 
+    /// For how much of the time the thread has waited for a core lately, in percent: for as much in
+    /// each of the last windows, or more.
+    pub(crate) fn waits(&self) -> u8 {
+        self.waits.into_iter().min().unwrap_or_default()
+    }
+
     fn look(&mut self, bytes: [u64; 2]) {
         let moved = [bytes[0] != self.seen[0], bytes[1] != self.seen[1]];
         self.seen = bytes;
@@ -117,6 +138,12 @@ impl Load {
     }
 }
 
+fn percent(part: Duration, whole: Duration) -> u8 {
+    // A wait that began long ago counts where it ends.
+    let percent = part.min(whole).as_nanos() * 100 / whole.as_nanos();
+    u8::try_from(percent).expect("a part of the whole")
+}
+
 /// How often to decide.
 const WINDOW: Duration = Duration::from_millis(10);
 /// After so many windows in a row we believe it: where a core is kept by others, a window of many
@@ -125,7 +152,9 @@ const STEADY: u32 = 3;
 /// A thread that sleeps for less than one part in this many of a window leaves others too little:
 /// of the core, and of what it may wait for itself without knowing. (It counts as sleep, too, when
 /// another real-time thread keeps it from the core. Several pollers on one core are bounded only by
-/// the kernel, which keeps as much for ordinary threads, but once in a second.)
+/// the kernel, which keeps as much for ordinary threads, but once in a second. To subtract such
+/// waits was tried: an application in a system call makes a real-time thread wait as well, so the
+/// priority came and went, and beside one busy loop a stream moved a fifth less.)
 const PART: u32 = 20;
 /// Not to sleep after all takes a microsecond or two.
 const SLEEP_MIN: Duration = Duration::from_micros(5);
@@ -170,7 +199,7 @@ mod tests {
             }
         }
         load.slept(at, at + window.slept);
-        load.gains_by_haste(at, moved)
+        load.gains_by_haste(at, moved, || Duration::ZERO)
     }
 
     #[test]
@@ -227,6 +256,24 @@ mod tests {
             assert_eq!(run(Window { pieces: 0, ..window }), [stream; 3], "{what}");
             let other = Window { bytes: 1, turns_after: 2, ..large };
             assert_eq!(run(other), [stream, stream, false], "{what}");
+        }
+    }
+
+    /// Each wait counts in the window in which it ends; one that is too long for it is all of it.
+    #[test]
+    fn how_much_it_waits() {
+        for (waited, percent) in [(0, 0), (25, 25), (60, 60), (100, 100), (250, 100)] {
+            let mut load = Load::default();
+            let (mut at, mut total) = (Instant(0), Duration::from_secs(1));
+            let mut run = |waited: u32| {
+                (at, total) = (at + WINDOW, total + WINDOW * waited / 100);
+                load.gains_by_haste(at, [0, 0], || total);
+                load.waits()
+            };
+            run(0);
+            run(0);
+            assert_eq!([(); 4].map(|()| run(waited)), [0, 0, percent, percent], "{waited}");
+            assert_eq!(run(waited / 2), (waited / 2).min(100) as u8, "the least counts");
         }
     }
 

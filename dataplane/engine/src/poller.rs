@@ -40,6 +40,7 @@ use crate::requests::Request;
 use crate::stages::Sampler;
 use crate::streams::{Event, Streams};
 use crate::turn::{List, Turn, WorkLists};
+use crate::waits::Waits;
 
 use self::place::Place;
 use self::sweep::Sweep;
@@ -152,18 +153,18 @@ impl<F: Fabric> Poller<F, Kernel> {
         // That of the timer which ends a sleep: by another one, it would ring too late.
         let clock = self.streams.clock();
         let mut now = clock.now();
-        let mut place = Place::at_first(&idle);
+        let mut place = Place::at_first(&idle, affinity, Waits::of_this_thread());
         loop {
             let moved = self.turn(now);
             // Before any sleep: nobody wakes a thread that was told to stop.
             if self.stopping {
-                self.set_priority(now, &mut priority, &mut idle);
+                self.set_priority(now, &place, &mut priority, &mut idle);
                 return;
             }
             now = clock.now();
             let advice = idle.after_turn(now, moved);
             // Before the core is offered: whether somebody takes it up must not depend on us.
-            self.set_priority(now, &mut priority, &mut idle);
+            self.set_priority(now, &place, &mut priority, &mut idle);
             match advice {
                 Advice::Turn => {}
                 Advice::Yield => {

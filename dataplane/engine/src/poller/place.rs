@@ -8,6 +8,7 @@ use crate::affinity::Affinity;
 use crate::idle::Idle;
 use crate::priority::Priority;
 use crate::streams::Streams;
+use crate::waits::Waits;
 
 /// Where a thread is, and whether others need the core, as [`Idle`] has last said.
 #[derive(Debug)]
@@ -15,15 +16,20 @@ pub(super) struct Place {
     at_home: bool,
     contended: bool,
     refraining: bool,
+    /// Whether the thread may run on several cores.
+    has_choice: bool,
+    waits: Waits,
 }
 
 impl Place {
     /// That of a thread that begins.
-    pub(super) fn at_first(idle: &Idle) -> Self {
+    pub(super) fn at_first(idle: &Idle, affinity: &Affinity, waits: Waits) -> Self {
         Self {
             at_home: idle.wants_core(),
             contended: idle.is_contended(),
             refraining: idle.is_refraining(),
+            has_choice: affinity.cores().nth(1).is_some(),
+            waits,
         }
     }
 }
@@ -31,10 +37,16 @@ impl Place {
 impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Raises the priority of the thread or gives it back, if that is due, and says what that means
     /// for its place.
-    pub(super) fn set_priority(&mut self, now: Instant, priority: &mut Priority, idle: &mut Idle) {
+    pub(super) fn set_priority(
+        &mut self,
+        now: Instant,
+        place: &Place,
+        priority: &mut Priority,
+        idle: &mut Idle,
+    ) {
         let counters = &self.shared.counters;
         let bytes = [counters.bytes_in.get(), counters.bytes_out.get()];
-        let gains = self.load.gains_by_haste(now, bytes);
+        let gains = self.load.gains_by_haste(now, bytes, || place.waits.so_far());
         let bytes = bytes[0].wrapping_add(bytes[1]);
         let contended = !self.stopping && idle.is_contended();
         for changed in priority.after_turn(now, bytes, contended, gains).into_iter().flatten() {
@@ -42,7 +54,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             counters.realtime.set(priority.is_realtime().into());
             counters.priority_refused.add(changed.is_err().into());
         }
-        idle.keep_apart(self.load.is_stream() && priority.may_be_realtime());
+        idle.note_waits(self.load.waits());
+        let apart = self.load.is_stream() && priority.may_be_realtime();
+        idle.keep_apart(apart && place.has_choice);
     }
 
     /// Goes back to the thread's own core, or leaves it to others, if `idle` says so.

@@ -1,3 +1,4 @@
+use std::io::Write as _;
 use std::net::{self, Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 
@@ -210,3 +211,40 @@ fn what_a_turn_sends_to_this_host_it_takes_in_itself() {
 }
 
 const ROUNDS: u8 = 100;
+
+/// A poller without a core of its own that carries a stream, may be real-time, and waits for a
+/// third of the time leaves its core, if there is another one.
+#[test]
+fn a_poller_in_a_crowd_takes_its_core_for_contended() {
+    let affinity = Affinity::of_this_thread().unwrap();
+    let has_choice = affinity.cores().count() > 1;
+    for (may_be_realtime, carries, waits_ms, contended) in [
+        (true, 1 << 20, 3, has_choice),
+        (false, 1 << 20, 3, false),
+        (true, 64, 3, false),
+        (true, 1 << 20, 2, false),
+    ] {
+        let waker = Waker::new().unwrap();
+        let (_control, commands) = mailbox(COMMANDS_MAX, waker.clone());
+        let (reports, _reports) = mailbox(1, Waker::new().unwrap());
+        let kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
+        let ends = ends::<Option<sim::Fabric>>(commands, reports, &waker);
+        let mut poller = Poller::new(None, kernel, ends, Region::new(1 << 20).unwrap());
+        let mut priority = Priority::of_this_thread(0, may_be_realtime);
+        let mut idle = Idle::new(Policy::Adaptive, Duration::from_millis(20)).without_core();
+        for window in 1..10 {
+            assert!(!idle.is_contended());
+            let now = Instant(window * 10_000_000);
+            let mut schedstat = tempfile::tempfile().unwrap();
+            writeln!(schedstat, "0 {} 0", window * waits_ms * 1_000_000).unwrap();
+            poller.load.note(0);
+            poller.shared.counters.bytes_in.add(carries);
+            let place = place::Place::at_first(&idle, &affinity, Waits::told_by(Some(schedstat)));
+            poller.set_priority(now, &place, &mut priority, &mut idle);
+            if idle.after_turn(now, true) == Advice::Sleep {
+                break;
+            }
+        }
+        assert_eq!(idle.is_contended(), contended, "{may_be_realtime}, {carries}, {waits_ms}");
+    }
+}
