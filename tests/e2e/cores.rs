@@ -154,7 +154,7 @@ fn smoke_a_busy_core_is_left_and_taken_back() {
         talk(ends);
         both(&|poller| {
             let is_contended = poller["counters"]["contended"] == 1;
-            let says_so = poller["placement"].as_str().is_some_and(|it| it.contains("busy"));
+            let says_so = poller["placement"].as_str().is_some_and(|it| it.contains("others need"));
             is_contended == contended && says_so == contended && poller["pinned"] != contended
         })
     };
