@@ -256,9 +256,7 @@ impl Idle {
                 let shares = Shares { used: Share::default(), ..*shares };
                 self.state = State::Free { home: *home, shares, since: *since };
             }
-            State::Contended { .. } => {
-                return self.attempt(tries_core, now);
-            }
+            State::Contended { .. } => return self.attempt(tries_core, now),
             State::Free { home: false, since, .. } if self.has_core && now.since(*since) > CALM => {
                 self.retreat = RETREAT_MIN;
                 return self.attempt(true, now);

@@ -10,7 +10,8 @@ use crate::priority::Priority;
 use crate::streams::Streams;
 use crate::waits::Waits;
 
-/// Where a thread is, and whether others need the core, as [`Idle`] has last said.
+/// Where a thread is and whether others need the core, as [`Idle`] has last said, and what the
+/// kernel says of it.
 #[derive(Debug)]
 pub(super) struct Place {
     at_home: bool,
