@@ -409,7 +409,7 @@ fn poll(mut table: Section<'_>) -> Result<Poll, ConfigError> {
     let cores = table.numbers("cores", &(0..CORES_MAX))?;
     let cores = cores.iter().filter_map(|core| usize::try_from(core.value).ok()).collect();
     let pin = table.boolean("pin", true)?;
-    let boost = table.number("boost", 0..21, 10)?.value;
+    let boost = table.number("boost", 0..21, BOOST.into())?.value;
     let boost = u8::try_from(boost).expect("its range was checked");
     let realtime = table.boolean("realtime", true)?;
     table.finish()?;
@@ -439,6 +439,8 @@ impl Unique {
 
 /// More than any machine has; catches slips of the pen.
 const CORES_MAX: u64 = 4096;
+/// The default of `poll.boost`.
+pub(crate) const BOOST: u8 = 10;
 const TRANSPORTS: [(&str, Protocol); 2] = [("tcp", Protocol::Tcp), ("smc", Protocol::Smc)];
 const IDLE_POLICIES: [(&str, IdlePolicy); 3] =
     [("spin", IdlePolicy::Spin), ("adaptive", IdlePolicy::Adaptive), ("block", IdlePolicy::Block)];

@@ -4,6 +4,7 @@
 //! it allows are different. Nothing is changed.
 
 pub mod peer;
+mod priority;
 
 use std::fs;
 use std::io::Write as _;
@@ -128,6 +129,7 @@ pub fn examine() -> Vec<Finding> {
             std::thread::available_parallelism().map_or(1, usize::from),
             cores::free(&Board::of_this_machine()).len(),
         ),
+        priority::finding(&priority::Tried::on_this_host()),
         descriptor_limit(descriptors.current, descriptors.maximum),
         memory_lock(getrlimit(Resource::Memlock).current),
         confinement(confine::possible()),
