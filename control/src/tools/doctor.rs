@@ -491,6 +491,7 @@ mod tests {
         assert!(findings.iter().all(|finding| finding.level != Level::Fail), "{findings:?}");
         let offload = findings.iter().find(|finding| finding.name == "udp-offload").unwrap();
         assert_eq!(offload.level, Level::Ok, "{offload:?}");
+        assert!(findings.iter().any(|finding| finding.name == "priority"), "{findings:?}");
     }
 
     #[test]

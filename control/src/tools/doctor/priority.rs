@@ -73,6 +73,9 @@ pub(super) fn finding(tried: &Tried) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, getrlimit};
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
     use super::*;
     use crate::tools::doctor::Level;
 
@@ -111,13 +114,27 @@ mod tests {
         }
     }
 
-    /// The attempt leaves no trace in this thread, and its outcome is that of a second one.
+    /// Neither does the attempt leave a trace in this thread.
     #[test]
-    fn trying_changes_nothing_here() {
+    fn the_outcome_is_that_of_who_may_or_may_not() {
         let before = getpriority_process(None).unwrap();
-        let [first, second] = [(); 2].map(|()| Tried::on_this_host());
+        let tried = Tried::on_this_host();
         assert_eq!((getpriority_process(None).unwrap(), realtime::is_ordinary()), (before, true));
-        assert_eq!(first.realtime.is_ok(), second.realtime.is_ok());
-        assert_eq!(first.nice.is_ok(), second.nice.is_ok());
+        let direct = thread::spawn(|| realtime::set(true)).join().unwrap();
+        assert_eq!(tried.realtime.is_ok(), direct.is_ok());
+        let nobody = thread::spawn(|| {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::SYS_NICE);
+            set_capabilities(None, sets).unwrap();
+            Tried::on_this_host()
+        });
+        let nobody = nobody.join().unwrap();
+        let permits = |limit, least| getrlimit(limit).current.is_none_or(|most| most >= least);
+        assert_eq!(nobody.realtime.is_ok(), permits(Resource::Rtprio, 1));
+        let raised = (before - i32::from(BOOST)).max(-20);
+        assert_eq!(
+            nobody.nice.is_ok(),
+            permits(Resource::Nice, (20 - raised).unsigned_abs().into())
+        );
     }
 }
