@@ -296,7 +296,7 @@ impl Streams for Kernel {
     fn write(&mut self, stream: &Near, bytes: &Readable<'_>) -> io::Result<usize> {
         let socket = stream.as_fd();
         match stream.rings() {
-            None => smcr_os::writev(socket, bytes),
+            None => smcr_os::send(socket, bytes),
             Some(rings) => {
                 self.hot.attend(rings);
                 rings.write(socket, |span| foreign::copy(bytes, span))

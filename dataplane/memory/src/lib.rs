@@ -4,7 +4,7 @@
 //! Neither takes part in Rust's rules, so no plain reference to such a byte ever exists. Bytes move
 //! by atomic copy between this memory and slices of ours, or by address through a system call.
 //! These are all the ways: [`Region::copy_in`], [`Region::copy_out`], [`Region::copy_from`],
-//! [`Region::zero`], single words by [`Region::word`], and `smcr_os::readv`/`writev` on the
+//! [`Region::zero`], single words by [`Region::word`], and `smcr_os::receive` and `send` on the
 //! [`Foreign`](smcr_os::Foreign) values made here, which [`foreign`] also copies to and from memory
 //! that a local program shares. What the kernel reads or writes in a system call
 //! is no access of Rust code, as little as that of a NIC. Nor is what another process does to a

@@ -188,7 +188,7 @@ pub struct Readable<'a> {
 
 impl Readable<'_> {
     /// Copies as many bytes as fit to the start of `out`, in stream order, and returns how many:
-    /// what `writev` does, for sockets that are not the kernel's.
+    /// what `send` does, for sockets that are not the kernel's.
     pub fn copy_out(&self, out: &mut [u8]) -> usize {
         let region = &self.element.region;
         let mut done = 0;

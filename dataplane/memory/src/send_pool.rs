@@ -225,13 +225,13 @@ impl Vacant<'_> {
         self.region.copy_in(self.at, bytes);
     }
 
-    /// As [`smcr_os::readv`], from a descriptor into the room.
+    /// As [`smcr_os::receive`], from a socket into the room.
     ///
     /// # Errors
     ///
-    /// As `readv(2)`.
-    pub fn read_from(&self, file: std::os::fd::BorrowedFd<'_>) -> io::Result<usize> {
-        smcr_os::readv(file, self)
+    /// As `recv(2)`.
+    pub fn read_from(&self, socket: std::os::fd::BorrowedFd<'_>) -> io::Result<usize> {
+        smcr_os::receive(socket, self)
     }
 }
 

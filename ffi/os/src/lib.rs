@@ -26,4 +26,4 @@ pub mod vectored;
 
 pub use lent::{Exposed, Extent, Lent};
 pub use mapping::{HUGE_PAGE, Mapping};
-pub use vectored::{Foreign, Piece, readv, writev};
+pub use vectored::{Foreign, Piece, receive, send};

@@ -10,7 +10,7 @@
 //! | one connection | system calls | copies | wake-ups | µs |
 //! |---|---|---|---|---|
 //! | load and server: wait, read, write | 6 | 4 | 2 | 20 to 30 |
-//! | gateways, near sockets: 2 `readv`, 2 `writev` | 4 | 4 | – | 7 |
+//! | gateways, near sockets: 2 `recv`, 2 `send` | 4 | 4 | – | 7 |
 //! | gateways, packets: 2 `sendmmsg`, 2 `recvmmsg` | 4 | 8 | – | 12 |
 //! | gateways: build, ICRC, place, announce | – | 4 | – | 2 |
 //! | gateways: the turn that finds each of these 4 steps | 12 | – | – | 6 |

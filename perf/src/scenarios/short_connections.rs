@@ -12,7 +12,7 @@
 //! | load and server | 80 | 87 | – |
 //! | two `connect`, with the handshakes | 43 | 52 | 2 |
 //! | four `close`, two `shutdown` | 52 | 55 | 6 |
-//! | data on near sockets: `readv`, `writev` | 28 | 20 | 6 |
+//! | data on near sockets: `recv`, `send` | 28 | 20 | 6 |
 //! | three CLC messages | – | 26 | 6 |
 //! | 7.6 packets of RoCE in 1.6 trains | – | 18 | 2.7 |
 //! | `accept4`, `socket`, options, addresses | 17 | 26 | 28 |

@@ -10,11 +10,11 @@
 //! |---|---|---|---|
 //! | load and server: write, read | 2 to 4 | 2 | 14 |
 //! | the kernel's TCP on loopback, twice | – | – | 12 |
-//! | A: `readv`, and the turn around it | 4 | 1 | 9 |
+//! | A: `recv`, and the turn around it | 4 | 1 | 9 |
 //! | A: 64 × header, copy, ICRC; `sendmmsg` of one to three datagrams in segments | 1 | 3 | 15 |
 //! | B: `recvmmsg`, and the turn around it | 3 | 1 | 8 |
 //! | B: 64 × parse, ICRC, copy into the element | – | 2 | 9 |
-//! | B: `writev`; messages and acknowledgements both ways | 3 | 1 | 12 |
+//! | B: `send`; messages and acknowledgements both ways | 3 | 1 | 12 |
 //! | sum | 14 | 10 | 79: 1.2 s per GB, 13 Gbit/s on two cores |
 //!
 //! No wake-up is among them: everybody is awake. 222 calls per megabyte were counted, 14.6 for
