@@ -48,13 +48,13 @@
 //! apart they took 78 µs instead of 55.)
 //!
 //! A thread without a core of its own is always where the scheduler has put it, and has none to
-//! try. It sleeps after offers only if it waits for its core half of the time. (Where nobody else
-//! needed the cores, a request took 37 µs, and 66 if it always slept so.) If it had better keep
-//! apart and waits for a quarter of the time, it takes its core for contended, whoever has it. Then
-//! it becomes real-time, and the scheduler puts real-time threads on different cores as long as
-//! there are enough. Offers would not show that: one of two pollers on a core that is real-time
-//! already preempts the other one while that works. (Beside one busy loop a stream moved 12.1
-//! Gbit/s, and 8.4 without this.)
+//! try. It sleeps after offers only if it waits for its core half of the time, or has done so a
+//! moment ago. (Where nobody else needed the cores, a request took 37 µs, and 66 if it always slept
+//! so.) If it had better keep apart and waits for a quarter of the time, it takes its core for
+//! contended, whoever has it. Then it becomes real-time, and the scheduler puts real-time threads
+//! on different cores as long as there are enough. Offers would not show that: one of two pollers
+//! on a core that is real-time already preempts the other one while that works. (Beside one busy
+//! loop a stream moved 12.1 Gbit/s, and 8.4 without this.)
 //!
 //! Applications that always have something to do use an offer for longer than those that wait for
 //! us: 70 to 400 µs where requests come as they like, instead of 10 to 55. Work piles up
@@ -134,6 +134,8 @@ pub struct Idle {
     waits: u8,
     /// Whether its own core is kept for long, as far as attempts have shown.
     home_kept: bool,
+    /// When it last waited for so much of the time that others need the core: see [`NARROW`].
+    narrow_at: Option<Instant>,
     /// Whether it sleeps after offers that were used.
     naps_on: bool,
     /// So many times more it sleeps where it would make the next offer.
@@ -175,6 +177,7 @@ impl Idle {
             apart: false,
             waits: 0,
             home_kept: false,
+            narrow_at: None,
             naps_on: false,
             naps: 0,
         }
@@ -296,7 +299,11 @@ impl Idle {
         };
         self.naps_on = match (&self.state, taken) {
             (State::Free { home: false, .. }, Taken::Used) => {
-                self.has_core || self.naps_on || self.waits >= NARROW
+                if self.waits >= NARROW {
+                    self.narrow_at = Some(now);
+                }
+                let narrow = self.narrow_at.is_some_and(|at| now.since(at) < NARROW_FOR);
+                self.has_core || self.naps_on || narrow
             }
             (_, _) => false,
         };
@@ -437,6 +444,11 @@ const FRESH: Duration = Duration::from_millis(40);
 /// percent of three windows in a row where nobody else needed the cores, and mostly for 45 to 65
 /// beside one busy loop; but for 11 to 60 while it slept so.)
 const NARROW: u8 = 50;
+/// For so long it then begins again at each offer that is used: while it sleeps after offers, waits
+/// say little. (A request and its answer took 4 to 8 % longer beside one busy loop where it had to
+/// wait anew for as much each time. Where nobody else needs the cores it sleeps by mistake for as
+/// long when others leave, and is as fast as without.)
+const NARROW_FOR: Duration = Duration::from_millis(500);
 /// Uses that are too long. Where applications waited for us, they took 11 µs with one connection,
 /// 35 with 32, and 24 to 55 with a stream.
 const LONG_USES: Limit = Limit { offers: 32, each: Duration::from_micros(80), part: 8 };
@@ -840,7 +852,8 @@ mod tests {
     }
 
     /// One without a core of its own begins that only where it waits for half of the time, and goes
-    /// on until nobody uses its offers.
+    /// on until nobody uses its offers. For a while it then begins again without waiting for as
+    /// much.
     #[test]
     fn a_thread_without_a_core_naps_where_it_is_narrow() {
         let use_for = Duration::from_micros(15);
@@ -852,7 +865,10 @@ mod tests {
             (NARROW, use_for, true),
             (0, use_for, true),
             (0, Duration::ZERO, false),
-            (0, use_for, false),
+            (0, use_for, true),
+            (0, Duration::ZERO, false),
+            (NARROW - 1, Duration::ZERO, false),
+            (NARROW - 1, use_for, false),
         ] {
             busy.idle.note_waits(waits);
             // What has begun ends with the next offer.
@@ -861,6 +877,8 @@ mod tests {
             busy.work(SECOND / 10, 1, took);
             assert_eq!(busy.sleeps - before > 1000, naps, "{waits}, {took:?}");
         }
+        let since = busy.now.since(busy.idle.narrow_at.unwrap());
+        assert!((NARROW_FOR..2 * NARROW_FOR).contains(&since), "{since:?}");
     }
 
     /// One without a core of its own does not sleep beside them, and is drawn to no core.
