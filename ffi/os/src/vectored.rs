@@ -96,31 +96,36 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::os::fd::AsFd as _;
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicU8, Ordering};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
 
-    /// Two runs of a live buffer, each of so many bytes.
-    struct Runs(Vec<AtomicU8>, [usize; 2]);
+    /// Two runs of live words, each of so many bytes.
+    struct Runs(Vec<AtomicU64>, [usize; 2]);
 
-    // SAFETY: `Foreign` asks for runs that stay valid for the life of the value, and to whose bytes
-    // no references exist but to atomic words: they are parts of the vector, which is all atomics.
+    // SAFETY: `Foreign` asks for
+    // - runs that are valid for reads and writes while the value lives, with the aligned words in
+    //   which they begin and end: they are within whole words of the vector;
+    // - that no reference to their bytes exists but to atomic words: the vector has no others.
     unsafe impl Foreign for Runs {
         fn pieces(&self) -> [Piece; 2] {
-            let (first, rest) = self.0.split_at(self.1[0]);
-            let run = |bytes| NonNull::<[AtomicU8]>::from(bytes).cast();
-            let second = &rest[..self.1[1]];
-            [first, second].map(|bytes| Piece { base: run(bytes), len: bytes.len() })
+            let Self(words, [first, second]) = self;
+            assert!(first + second <= size_of_val(&words[..]));
+            let base = NonNull::<[AtomicU64]>::from(&words[..]).cast();
+            // SAFETY: `add` asks to stay within one allocation: it was just compared.
+            let next = unsafe { base.add(*first) };
+            [Piece { base, len: *first }, Piece { base: next, len: *second }]
         }
     }
 
     impl Runs {
-        fn of(bytes: &[u8], lens: [usize; 2]) -> Self {
-            Self(bytes.iter().copied().map(AtomicU8::new).collect(), lens)
+        /// Runs that hold these eight bytes.
+        fn of(bytes: &[u8; 8], lens: [usize; 2]) -> Self {
+            Self(vec![AtomicU64::new(u64::from_ne_bytes(*bytes))], lens)
         }
 
-        fn bytes(&self) -> Vec<u8> {
-            self.0.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+        fn bytes(&self) -> [u8; 8] {
+            self.0[0].load(Ordering::Relaxed).to_ne_bytes()
         }
     }
 
@@ -128,16 +133,16 @@ mod tests {
     fn one_run_or_two_or_none() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         for lens in [[5, 0], [0, 5], [2, 3]] {
-            let sent = send(ours.as_fd(), &Runs::of(b"abcde", lens)).unwrap();
+            let sent = send(ours.as_fd(), &Runs::of(b"abcde---", lens)).unwrap();
             let mut bytes = [0; 8];
             assert_eq!((sent, theirs.read(&mut bytes).unwrap()), (5, 5), "{lens:?}");
             assert_eq!(&bytes[..5], b"abcde", "{lens:?}");
             theirs.write_all(b"vwxyz").unwrap();
-            let room = Runs::of(b"-----..", lens);
+            let room = Runs::of(b"-----...", lens);
             assert_eq!(receive(ours.as_fd(), &room).unwrap(), 5, "{lens:?}");
-            assert_eq!(room.bytes(), b"vwxyz..", "{lens:?}");
+            assert_eq!(room.bytes(), *b"vwxyz...", "{lens:?}");
         }
-        assert_eq!(receive(ours.as_fd(), &Runs::of(b"-", [0, 0])).unwrap(), 0);
+        assert_eq!(receive(ours.as_fd(), &Runs::of(b"--------", [0, 0])).unwrap(), 0);
     }
 
     #[test]
@@ -145,7 +150,7 @@ mod tests {
         for lens in [[4, 0], [2, 2]] {
             let (ours, theirs) = UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();
-            let room = Runs::of(b"abcd", lens);
+            let room = Runs::of(b"abcd----", lens);
             let nothing = receive(ours.as_fd(), &room).unwrap_err();
             assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock, "{lens:?}");
             drop(theirs);
