@@ -446,8 +446,8 @@ const FRESH: Duration = Duration::from_millis(40);
 const NARROW: u8 = 50;
 /// For so long it then begins again at each offer that is used: while it sleeps after offers, waits
 /// say little. (A request and its answer took 4 to 8 % longer beside one busy loop where it had to
-/// wait anew for as much each time. Where nobody else needs the cores it sleeps by mistake for as
-/// long when others leave, and is as fast as without.)
+/// wait anew for as much each time, and as long as without where nobody else needs the cores. When
+/// others leave, it may sleep so by mistake for this time.)
 const NARROW_FOR: Duration = Duration::from_millis(500);
 /// Uses that are too long. Where applications waited for us, they took 11 µs with one connection,
 /// 35 with 32, and 24 to 55 with a stream.
