@@ -22,13 +22,16 @@ pub(crate) enum Slot<S> {
 #[derive(Debug)]
 pub(crate) struct Connections<S> {
     slots: Box<[Slot<S>]>,
+    /// Which slots are busy, one bit each: whoever looks at all connections would otherwise read a
+    /// megabyte of slots, and put as much out of the cache.
+    which: Box<[u64]>,
     busy: usize,
 }
 
 impl<S> Connections<S> {
     pub(crate) fn new() -> Self {
         let slots = std::iter::repeat_with(|| Slot::Free).take(CONNECTIONS_MAX).collect();
-        Self { slots, busy: 0 }
+        Self { slots, which: vec![0; CONNECTIONS_MAX.div_ceil(64)].into(), busy: 0 }
     }
 
     pub(crate) fn busy(&self) -> usize {
@@ -69,6 +72,7 @@ impl<S> Connections<S> {
         let slot = &mut self.slots[usize::from(relay.id.slot)];
         let generation = relay.id.generation;
         self.busy += 1;
+        self.which[usize::from(relay.id.slot / 64)] |= 1 << (relay.id.slot % 64);
         match std::mem::replace(slot, Slot::Busy(relay)) {
             Slot::Expected { generation: expected, parked, .. } if expected == generation => parked,
             // The slot may stand for a connection that did not come: see `expect`.
@@ -105,12 +109,13 @@ impl<S> Connections<S> {
         }
     }
 
-    /// Takes the relay out of `slot`.
-    pub(crate) fn remove(&mut self, slot: u16) -> Option<Box<Relay<S>>> {
-        let slot = &mut self.slots[usize::from(slot)];
+    /// Takes the relay out of the slot with this number.
+    pub(crate) fn remove(&mut self, number: u16) -> Option<Box<Relay<S>>> {
+        let slot = &mut self.slots[usize::from(number)];
         match std::mem::replace(slot, Slot::Free) {
             Slot::Busy(relay) => {
                 self.busy -= 1;
+                self.which[usize::from(number / 64)] &= !(1 << (number % 64));
                 Some(relay)
             }
             other @ (Slot::Free | Slot::Expected { .. }) => {
@@ -127,9 +132,14 @@ impl<S> Connections<S> {
 
     /// The same, from this slot on.
     pub(crate) fn slots_from(&self, first: u16) -> impl Iterator<Item = u16> {
-        let all = self.slots.iter().enumerate().skip(first.into());
-        let busy = all.filter(|(_, slot)| matches!(slot, Slot::Busy(_)));
-        busy.map(|(index, _)| u16::try_from(index).expect("CONNECTIONS_MAX fits"))
+        let words = (first / 64..).zip(self.which.iter().skip(usize::from(first / 64)));
+        words.flat_map(move |(index, word)| {
+            let before = if index == first / 64 { first % 64 } else { 0 };
+            let left = Some(word >> before << before).filter(|word| *word != 0);
+            let without_lowest = |word: &u64| Some(word & (word - 1)).filter(|word| *word != 0);
+            let lowest = |word: u64| u16::try_from(word.trailing_zeros()).expect("at most 63");
+            std::iter::successors(left, without_lowest).map(move |word| index * 64 + lowest(word))
+        })
     }
 }
 
@@ -188,6 +198,27 @@ mod tests {
         connections.forget(second);
         assert!(connections.lookup(second).is_none());
         assert_eq!(connections.insert(relay(first)).first(), None);
+    }
+
+    /// The sweep goes over all connections, in parts.
+    #[test]
+    fn busy_slots_are_found_in_order_from_each_slot_on() {
+        let mut connections = Connections::new();
+        let last = u16::try_from(CONNECTIONS_MAX - 1).unwrap();
+        let busy = [0, 5, 63, 64, 127, 128, 4000, last];
+        let name = |slot| ConnectionId { slot, generation: 1 };
+        for slot in [9, 63, 65].into_iter().chain(busy) {
+            if !connections.slots().any(|other| other == slot) {
+                connections.insert(relay(name(slot)));
+            }
+        }
+        connections.expect(name(70));
+        assert!(connections.remove(9).is_some() && connections.remove(65).is_some());
+        assert!(connections.remove(9).is_none() && connections.remove(70).is_none());
+        for first in busy.into_iter().flat_map(|slot| [slot.saturating_sub(1), slot, slot + 1]) {
+            let expected: Vec<_> = busy.into_iter().filter(|slot| *slot >= first).collect();
+            assert_eq!(connections.slots_from(first).collect::<Vec<_>>(), expected, "{first}");
+        }
     }
 
     /// A gateway panicked where a rendezvous failed and a neighbour brought the next connection of
