@@ -22,16 +22,16 @@ pub(crate) enum Slot<S> {
 #[derive(Debug)]
 pub(crate) struct Connections<S> {
     slots: Box<[Slot<S>]>,
-    /// Which slots are busy, one bit each: whoever looks at all connections would otherwise read a
-    /// megabyte of slots, and put as much out of the cache.
-    which: Box<[u64]>,
+    /// One bit for each slot, set while it is busy. Whoever looks for all connections reads these
+    /// 2 KiB, and not all slots.
+    busy_bits: Box<[u64]>,
     busy: usize,
 }
 
 impl<S> Connections<S> {
     pub(crate) fn new() -> Self {
         let slots = std::iter::repeat_with(|| Slot::Free).take(CONNECTIONS_MAX).collect();
-        Self { slots, which: vec![0; CONNECTIONS_MAX.div_ceil(64)].into(), busy: 0 }
+        Self { slots, busy_bits: vec![0; CONNECTIONS_MAX.div_ceil(64)].into(), busy: 0 }
     }
 
     pub(crate) fn busy(&self) -> usize {
@@ -72,7 +72,7 @@ impl<S> Connections<S> {
         let slot = &mut self.slots[usize::from(relay.id.slot)];
         let generation = relay.id.generation;
         self.busy += 1;
-        self.which[usize::from(relay.id.slot / 64)] |= 1 << (relay.id.slot % 64);
+        self.busy_bits[usize::from(relay.id.slot / 64)] |= 1 << (relay.id.slot % 64);
         match std::mem::replace(slot, Slot::Busy(relay)) {
             Slot::Expected { generation: expected, parked, .. } if expected == generation => parked,
             // The slot may stand for a connection that did not come: see `expect`.
@@ -115,7 +115,7 @@ impl<S> Connections<S> {
         match std::mem::replace(slot, Slot::Free) {
             Slot::Busy(relay) => {
                 self.busy -= 1;
-                self.which[usize::from(number / 64)] &= !(1 << (number % 64));
+                self.busy_bits[usize::from(number / 64)] &= !(1 << (number % 64));
                 Some(relay)
             }
             other @ (Slot::Free | Slot::Expected { .. }) => {
@@ -132,10 +132,10 @@ impl<S> Connections<S> {
 
     /// The same, from this slot on.
     pub(crate) fn slots_from(&self, first: u16) -> impl Iterator<Item = u16> {
-        let words = (first / 64..).zip(self.which.iter().skip(usize::from(first / 64)));
+        let words = (first / 64..).zip(self.busy_bits.iter().skip(usize::from(first / 64)));
         words.flat_map(move |(index, word)| {
             let before = if index == first / 64 { first % 64 } else { 0 };
-            let left = Some(word >> before << before).filter(|word| *word != 0);
+            let left = Some(word & (u64::MAX << before)).filter(|word| *word != 0);
             let without_lowest = |word: &u64| Some(word & (word - 1)).filter(|word| *word != 0);
             let lowest = |word: u64| u16::try_from(word.trailing_zeros()).expect("at most 63");
             std::iter::successors(left, without_lowest).map(move |word| index * 64 + lowest(word))
@@ -207,10 +207,8 @@ mod tests {
         let last = u16::try_from(CONNECTIONS_MAX - 1).unwrap();
         let busy = [0, 5, 63, 64, 127, 128, 4000, last];
         let name = |slot| ConnectionId { slot, generation: 1 };
-        for slot in [9, 63, 65].into_iter().chain(busy) {
-            if !connections.slots().any(|other| other == slot) {
-                connections.insert(relay(name(slot)));
-            }
+        for slot in [9, 65].into_iter().chain(busy) {
+            connections.insert(relay(name(slot)));
         }
         connections.expect(name(70));
         assert!(connections.remove(9).is_some() && connections.remove(65).is_some());
