@@ -124,6 +124,10 @@ struct RunArguments {
     /// programs of other sessions.
     #[arg(long, default_value = "one", value_parser = ["one", "own"])]
     sessions: String,
+    /// Gateways keep what they may do (`[confine]`): for tools that have them write files, as
+    /// `scripts/profile` does.
+    #[arg(long)]
+    unconfined: bool,
     /// MTU of the network between the hosts.
     #[arg(
         long,
@@ -277,6 +281,7 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         local: arguments.local,
         spin_us: arguments.spin,
         sessions: arguments.sessions,
+        unconfined: arguments.unconfined,
         mtu: arguments.mtu,
         beside: arguments.beside,
         date: arguments.date,

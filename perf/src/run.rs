@@ -44,6 +44,7 @@ pub(crate) struct Plan {
     pub(crate) spin_us: Option<u32>,
     /// Whether programs have sessions of their `own`, or `one` together.
     pub(crate) sessions: String,
+    pub(crate) unconfined: bool,
     pub(crate) mtu: u32,
     pub(crate) beside: Vec<Beside>,
     pub(crate) date: Option<String>,
@@ -67,6 +68,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         local: plan.local.clone(),
         spin_us: plan.spin_us,
         own_sessions: plan.sessions == "own",
+        unconfined: plan.unconfined,
         mtu: plan.mtu,
     })?;
     let (mtu, settings) = (bench.namespaces().mtu_bytes()?, bench.namespaces().settings()?);
@@ -351,6 +353,7 @@ mod tests {
             local: "auto".into(),
             spin_us: None,
             sessions: "one".into(),
+            unconfined: false,
             mtu: 1500,
             beside: Vec::new(),
             date: None,

@@ -9,8 +9,9 @@ use super::folder::Folder;
 use super::janitor::Janitor;
 use super::namespaces::{ADDRESS_B, Host, Namespaces};
 use super::paths::{
-    ADMIN, Build, PRELOADED_PORT, Path, Pin, RINGED_PORT, Rnic, SERVER_PORT, haproxy_configuration,
-    intercepting, nginx_configuration, nginx_stream_configuration, smcgate_configuration,
+    ADMIN, Build, PRELOADED_PORT, Path, Pin, RINGED_PORT, Rnic, SERVER_PORT, UNCONFINED,
+    haproxy_configuration, intercepting, nginx_configuration, nginx_stream_configuration,
+    smcgate_configuration,
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
@@ -51,6 +52,8 @@ pub(crate) struct Options {
     pub(crate) spin_us: Option<u32>,
     /// Whether each program has a session of its own.
     pub(crate) own_sessions: bool,
+    /// Whether the gateways may do whatever the harness may.
+    pub(crate) unconfined: bool,
     /// MTU of the veth pair.
     pub(crate) mtu: u32,
 }
@@ -428,6 +431,9 @@ impl Bench {
             let mut text = smcgate_configuration(host, rnic, &poll, &folder);
             if host == Host::A && self.options.paths.contains(&Path::Intercepted) {
                 text += &intercepting();
+            }
+            if self.options.unconfined {
+                text += UNCONFINED;
             }
             let file = self.folder.write(&format!("{name}.toml"), &text)?;
             let smcgate = self.smcgate();

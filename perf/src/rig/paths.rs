@@ -308,6 +308,10 @@ pub(crate) fn smcgate_configuration(host: Host, rnic: Rnic, poll: &str, folder: 
     text
 }
 
+/// Has a gateway keep what it may do.
+pub(crate) const UNCONFINED: &str =
+    "\n[confine]\nseccomp = false\nlandlock = false\ndrop_capabilities = false\n";
+
 /// nginx in one process, serving a page of 13 bytes without touching the disk or a log.
 pub(crate) fn nginx_configuration(folder: &str) -> String {
     let port = SERVER_PORT + Service::Http.port_offset();
