@@ -7,6 +7,7 @@ use smcr_engine::handoff::Ending;
 
 use crate::application::Heard;
 use crate::cluster::{Cluster, Side, Transport};
+use crate::host::Sizes;
 use crate::{KIB, MIB};
 use Side::{Client, Server};
 
@@ -127,6 +128,32 @@ fn a_reset_overtakes_what_is_blocked() {
                 assert_eq!(cluster.application(side.other(), connection).heard(), Heard::Reset);
                 cluster.assert_nothing_is_left();
             }
+        }
+    }
+}
+
+/// The last bytes of a program that is killed fill all room that there is, and more of them wait.
+/// Nobody reads, so no room will ever come: neither gateway may wait for it.
+#[test]
+fn a_reset_does_not_wait_for_room_that_its_own_bytes_took() {
+    for transport in Transport::BOTH {
+        for killed in [vec![Client], vec![Server], vec![Client, Server]] {
+            let mut cluster = Cluster::calm();
+            let connection = cluster.connect(transport);
+            for side in Side::BOTH {
+                cluster.application(side, connection).sleep();
+                cluster.application(side, connection).write(Sizes::USUAL.socket_bytes);
+            }
+            cluster.run_until_quiet();
+            for side in &killed {
+                let application = cluster.application(*side, connection);
+                application.write(MIB);
+                application.act();
+                application.reset();
+            }
+            cluster.run_for(SOON);
+            assert!(cluster.is_closed(connection), "{transport:?} {killed:?}");
+            cluster.assert_nothing_is_left();
         }
     }
 }
@@ -310,3 +337,6 @@ fn an_aborted_connection_is_reset_on_both_sides() {
         cluster.assert_nothing_is_left();
     }
 }
+
+/// Longer than the last bytes of a program that is killed wait for room.
+const SOON: Duration = Duration::from_secs(1);

@@ -1,6 +1,8 @@
 //! Carries bytes from the near socket to the peer. A read causes at most two RDMA writes, and one
 //! CDC message per turn announces them.
 
+use std::time::Duration;
+
 use smcr_memory::SendPool;
 use smcr_proto::connection::{Failover, Half};
 
@@ -138,7 +140,7 @@ impl<T> Relay<T> {
         }
         let window = smc.connection.window();
         if window == 0 {
-            if near.failed {
+            if near.failed && smc.room_until.is_none_or(|until| until <= turn.now) {
                 // The peer has no room for the bytes before the error, and may never have.
                 return Err(Filled::Reset);
             }
@@ -210,7 +212,11 @@ impl<T> Relay<T> {
                 turn.counters.rdma_out.add(len.into());
                 turn.counters.urgent_in.add(urgent.into());
                 smc.gather(self.id, link, lease, urgent, turn.pool);
-                Filled::Posted { more: near.readable && smc.connection.window() > 0 }
+                let has_room = smc.connection.window() > 0;
+                if near.failed {
+                    smc.room_until = (!has_room).then_some(turn.now + ROOM_WAIT);
+                }
+                Filled::Posted { more: near.readable && has_room }
             }
         }
     }
@@ -245,3 +251,8 @@ fn obstacle<'a>(link: &Link, pool: &SendPool, counters: &'a Counters) -> Option<
         None
     }
 }
+
+/// How long the last bytes of a program that has reset its connection wait for room, behind bytes
+/// that took the last of it. Whoever reads makes room within a round trip; where nobody does, the
+/// reset must not wait for that.
+const ROOM_WAIT: Duration = Duration::from_millis(250);

@@ -465,6 +465,10 @@ impl<T> Relay<T> {
         if waits && smc.late_until.is_some_and(|until| until <= now) {
             return self.settle(turn);
         }
+        if self.near.is_some() && smc.room_until.is_some_and(|until| until <= now) {
+            turn.work.queue_fill(&mut self.queued);
+            return Outcome::Moved;
+        }
         if !smc.connection.handle_timeout(now) {
             return Outcome::Rests;
         }

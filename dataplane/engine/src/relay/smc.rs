@@ -35,6 +35,8 @@ pub(crate) struct Smc {
     pub(crate) held: Option<Held>,
     /// Until when we hold back the end of the stream, because the peer may still have bytes.
     pub(crate) late_until: Option<Instant>,
+    /// Until when the last bytes of a program that has reset its connection wait for room.
+    pub(crate) room_until: Option<Instant>,
 }
 
 impl Smc {
@@ -56,6 +58,7 @@ impl Smc {
             kept: Kept::default(),
             held: None,
             late_until: None,
+            room_until: None,
         }
     }
 
