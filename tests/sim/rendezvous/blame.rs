@@ -204,7 +204,8 @@ impl Blame {
     pub(crate) fn delay(&self, number: usize, call: &Call, until: Instant) -> Duration {
         let delays = self.all.iter().any(|one| {
             let from = one.from.max(call.born);
-            from <= one.until.min(until) && one.touches(number, call, from)
+            let reaches = one.touches(number, call, from) || one.may_have_held_up(call, from);
+            from <= one.until.min(until) && reaches
         });
         if !delays {
             return Duration::ZERO;
@@ -260,6 +261,13 @@ impl Trouble {
             Scope::Talks => !known && call.was_talking(at),
             Scope::Waits => call.was_talking(at),
         }
+    }
+
+    /// Whether its rendezvous may have waited at that time for a group that was being lost. It was
+    /// led to another one then, so its group does not tell.
+    fn may_have_held_up(&self, call: &Call, at: Instant) -> bool {
+        let Scope::Group { host, spare: false, .. } = self.scope else { return false };
+        call.hosts.contains(&host) && call.was_talking(at)
     }
 }
 
@@ -318,5 +326,37 @@ fn a_loss_excuses_nobody_outside_its_group() {
         assert!(blame.explains(0, &unlucky, endings));
         assert!(!blame.explains(1, &guilty, endings), "{scope:?}: others have lost something");
         assert!(!blame.may_end(1, &guilty) || scope.is_some());
+    }
+}
+
+/// A server offers an element of a group that it is about to lose, and must wait for its peer
+/// until the link is known to be dead. Then it founds another group. Whoever begins when the first
+/// group is forgotten has not waited for it.
+#[test]
+fn a_group_that_was_lost_may_have_held_up_a_rendezvous() {
+    use smcgate::groups::PortId;
+
+    use super::call::Program;
+
+    let [lost, start, end] = [1, 2, 4].map(|seconds| Instant(seconds * 1_000_000_000));
+    let call_from = |born| {
+        let programs = [Program::None, Program::None];
+        let mut call = Call::new(born, [0, 1], [PortId(0); 2], programs, [None, None]);
+        for side in &mut call.sides {
+            (side.group, side.opened) = (Some(GroupId(2)), Some(born + end.since(start)));
+        }
+        call
+    };
+    for (spare, born, waited) in [
+        (false, start, true),
+        (true, start, false),
+        (false, lost + FELT + Duration::from_secs(1), false),
+    ] {
+        let mut blame = Blame::default();
+        blame.note(lost, Scope::Group { host: 1, id: GroupId(1), spare });
+        let call = call_from(born);
+        let delay = blame.delay(0, &call, born + end.since(start));
+        assert_eq!(!delay.is_zero(), waited, "spare: {spare}, from {born:?}");
+        assert!(!blame.may_end(0, &call), "it has not failed with a group that it was not in");
     }
 }
