@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use smcr_engine::Command;
 use smcr_engine::handoff::Ending;
+use smcr_engine::limits::FILL_PER_TURN_MAX;
+use smcr_rnic::sim::Odds;
 
 use crate::application::Heard;
 use crate::cluster::{Cluster, Side, Transport};
@@ -140,22 +142,72 @@ fn a_reset_does_not_wait_for_room_that_its_own_bytes_took() {
         for killed in [vec![Client], vec![Server], vec![Client, Server]] {
             let mut cluster = Cluster::calm();
             let connection = cluster.connect(transport);
-            for side in Side::BOTH {
-                cluster.application(side, connection).sleep();
-                cluster.application(side, connection).write(Sizes::USUAL.socket_bytes);
-            }
-            cluster.run_until_quiet();
-            for side in &killed {
-                let application = cluster.application(*side, connection);
-                application.write(MIB);
-                application.act();
-                application.reset();
-            }
+            fill_all_buffers(&mut cluster, connection);
+            killed.iter().for_each(|side| kill_at_work(&mut cluster, *side, connection));
             cluster.run_for(SOON);
             assert!(cluster.is_closed(connection), "{transport:?} {killed:?}");
             cluster.assert_nothing_is_left();
         }
     }
+}
+
+/// The same where the first bytes of the server may be a Decline, and it has sent none. Its socket
+/// takes some of the last bytes, so that the gateway has begun with them.
+#[test]
+fn a_reset_reaches_a_silent_server_that_reads_nothing() {
+    let sizes = Sizes { socket_bytes: 4 * FILL_PER_TURN_MAX as usize, ..Sizes::USUAL };
+    let part = sizes.socket_bytes * 5 / 8;
+    let mut cluster = Cluster::new(1, Odds::CALM, sizes);
+    let connection = cluster.connect_declined();
+    cluster.application(Server, connection).sleep();
+    cluster.application(Client, connection).write(part);
+    cluster.run_until_quiet();
+    kill_at_work(&mut cluster, Client, connection);
+    cluster.run_for(SOON);
+    assert!(cluster.is_closed(connection));
+    cluster.application(Server, connection).wake();
+    cluster.run_until_quiet();
+    assert_eq!(cluster.application(Server, connection).heard(), Heard::Reset);
+    cluster.assert_nothing_is_left();
+}
+
+/// A reader that is only slow gets what waits for room. What is in the element when the abort comes
+/// is thrown away, as ever.
+#[test]
+fn whoever_makes_room_in_time_gets_the_last_bytes() {
+    let mut cluster = Cluster::calm();
+    let connection = cluster.connect(Transport::Smc);
+    fill_all_buffers(&mut cluster, connection);
+    kill_at_work(&mut cluster, Client, connection);
+    cluster.run_for(Duration::from_millis(100));
+    assert!(!cluster.is_closed(connection));
+    cluster.application(Server, connection).wake();
+    cluster.run_for(SOON);
+    let sent = cluster.application(Client, connection).sent();
+    let server = cluster.application(Server, connection);
+    let element = u64::from(Sizes::USUAL.rmbe.bytes());
+    assert_eq!(sent, 2 * Sizes::USUAL.socket_bytes as u64);
+    assert!(sent - server.received() < element, "{} of {sent}", server.received());
+    assert_eq!(server.heard(), Heard::Reset);
+    assert!(cluster.is_closed(connection));
+    cluster.assert_nothing_is_left();
+}
+
+/// Both programs stop to read, and each fills the buffers of the other one's socket.
+fn fill_all_buffers(cluster: &mut Cluster, connection: usize) {
+    for side in Side::BOTH {
+        cluster.application(side, connection).sleep();
+        cluster.application(side, connection).write(Sizes::USUAL.socket_bytes);
+    }
+    cluster.run_until_quiet();
+}
+
+/// A program writes as much as its socket takes, and is killed before its gateway has looked.
+fn kill_at_work(cluster: &mut Cluster, side: Side, connection: usize) {
+    let application = cluster.application(side, connection);
+    application.write(MIB);
+    application.act();
+    application.reset();
 }
 
 /// A program may finish, wait for the answer, and be killed meanwhile.

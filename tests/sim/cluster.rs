@@ -224,10 +224,18 @@ impl Cluster {
     }
 
     /// A connection that fell back, with what the rendezvous had read from either application.
-    pub(crate) fn connect_tcp(&mut self, [from_near, from_far]: [Vec<u8>; 2]) -> usize {
+    pub(crate) fn connect_tcp(&mut self, first: [Vec<u8>; 2]) -> usize {
+        self.fall_back(first, false)
+    }
+
+    /// The same after the host has declined: the first bytes of the far side may be a Decline.
+    pub(crate) fn connect_declined(&mut self) -> usize {
+        self.fall_back([Vec::new(), Vec::new()], true)
+    }
+
+    fn fall_back(&mut self, [from_near, from_far]: [Vec<u8>; 2], declined: bool) -> usize {
         let id = self.hosts[0].take_slot().expect("a free slot");
         let [near, far] = self.add_pair([Some(id), None], None);
-        let declined = false;
         self.hosts[0].relay(id, Established::Tcp { near, far, from_near, from_far, declined });
         self.pairs.len() - 1
     }

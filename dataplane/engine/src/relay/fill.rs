@@ -253,6 +253,6 @@ fn obstacle<'a>(link: &Link, pool: &SendPool, counters: &'a Counters) -> Option<
 }
 
 /// How long the last bytes of a program that has reset its connection wait for room, behind bytes
-/// that took the last of it. Whoever reads makes room within a round trip; where nobody does, the
-/// reset must not wait for that.
+/// that took the last of it. Whoever reads all the time makes room long before. Of others the last
+/// bytes are lost, as TCP may lose what a reset overtakes: where nobody reads, it must not wait.
 const ROOM_WAIT: Duration = Duration::from_millis(250);

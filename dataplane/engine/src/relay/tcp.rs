@@ -101,7 +101,10 @@ impl<T> Tcp<T> {
         let room = &mut scratch[..most[1]];
         let mut inbound = match self.sieve {
             None => carry(streams, room, far, near, &mut self.inbound)?,
-            Some(_) => Pumped { more: far.readable && !far.eof, ..Pumped::default() },
+            Some(_) => {
+                let more = far.readable && !far.eof || near.has_last_bytes();
+                Pumped { more, ..Pumped::default() }
+            }
         };
         inbound.bytes += sifted as u64;
         // One may have failed while it was written to, when its end had been read before.
