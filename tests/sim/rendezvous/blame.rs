@@ -7,6 +7,7 @@
 //! connection, and data is lost only in a link group of which the network lost a message. And it
 //! is one only for a while: what breaks before, or long after, broke for another reason.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use smcgate::groups::GroupId;
@@ -56,6 +57,8 @@ pub(crate) struct Blame {
     standstills: Vec<(Instant, Instant)>,
     /// What the network has lost, in order.
     losses: Vec<Loss>,
+    /// Groups that were hit by trouble, as a host names them, and that both gateways had then.
+    common: BTreeSet<(usize, GroupId)>,
 }
 
 impl Blame {
@@ -94,6 +97,11 @@ impl Blame {
 
     fn push(&mut self, from: Instant, until: Instant, scope: Scope) {
         self.all.push(Trouble { scope, from, until });
+    }
+
+    /// A group that is hit by trouble is one of the two gateways, not of a host beside them.
+    pub(crate) fn note_common(&mut self, host: usize, id: GroupId) {
+        self.common.insert((host, id));
     }
 
     /// The network has lost acknowledged messages on a link of this group. Nobody else may miss
@@ -204,7 +212,7 @@ impl Blame {
     pub(crate) fn delay(&self, number: usize, call: &Call, until: Instant) -> Duration {
         let delays = self.all.iter().any(|one| {
             let from = one.from.max(call.born);
-            let reaches = one.touches(number, call, from) || one.may_have_held_up(call, from);
+            let reaches = one.touches(number, call, from) || self.may_have_held_up(one);
             from <= one.until.min(until) && reaches
         });
         if !delays {
@@ -215,6 +223,13 @@ impl Blame {
             if from < to { to.since(from) } else { Duration::ZERO }
         });
         stood.sum::<Duration>() + GIVEN_UP
+    }
+
+    /// Whether a rendezvous may have waited for the group that this trouble hit, and was led to
+    /// another one then: both gateways had it, and no link was known to take over.
+    fn may_have_held_up(&self, trouble: &Trouble) -> bool {
+        let Scope::Group { host, id, spare: false } = trouble.scope else { return false };
+        self.common.contains(&(host, id))
     }
 
     /// Whether the network lost messages of this connection's group while this trouble was felt,
@@ -261,13 +276,6 @@ impl Trouble {
             Scope::Talks => !known && call.was_talking(at),
             Scope::Waits => call.was_talking(at),
         }
-    }
-
-    /// Whether its rendezvous may have waited at that time for a group that was being lost. It was
-    /// led to another one then, so its group does not tell.
-    fn may_have_held_up(&self, call: &Call, at: Instant) -> bool {
-        let Scope::Group { host, spare: false, .. } = self.scope else { return false };
-        call.hosts.contains(&host) && call.was_talking(at)
     }
 }
 
@@ -331,32 +339,33 @@ fn a_loss_excuses_nobody_outside_its_group() {
 
 /// A server offers an element of a group that it is about to lose, and must wait for its peer
 /// until the link is known to be dead. Then it founds another group. Whoever begins when the first
-/// group is forgotten has not waited for it.
+/// group is forgotten has not waited for it, nor has anybody for a group of a host beside the two.
 #[test]
 fn a_group_that_was_lost_may_have_held_up_a_rendezvous() {
     use smcgate::groups::PortId;
 
     use super::call::Program;
 
-    let [lost, start, end] = [1, 2, 4].map(|seconds| Instant(seconds * 1_000_000_000));
-    let call_from = |born| {
-        let programs = [Program::None, Program::None];
-        let mut call = Call::new(born, [0, 1], [PortId(0); 2], programs, [None, None]);
-        for side in &mut call.sides {
-            (side.group, side.opened) = (Some(GroupId(2)), Some(born + end.since(start)));
-        }
-        call
-    };
-    for (spare, born, waited) in [
-        (false, start, true),
-        (true, start, false),
-        (false, lost + FELT + Duration::from_secs(1), false),
+    let [lost, start] = [1, 2].map(|seconds| Instant(seconds * 1_000_000_000));
+    let wait = Duration::from_secs(3);
+    let later = lost + FELT + Duration::from_secs(1);
+    for (common, spare, born, waited) in [
+        (true, false, start, true),
+        (true, true, start, false),
+        (false, false, start, false),
+        (true, false, later, false),
     ] {
         let mut blame = Blame::default();
         blame.note(lost, Scope::Group { host: 1, id: GroupId(1), spare });
-        let call = call_from(born);
-        let delay = blame.delay(0, &call, born + end.since(start));
-        assert_eq!(!delay.is_zero(), waited, "spare: {spare}, from {born:?}");
-        assert!(!blame.may_end(0, &call), "it has not failed with a group that it was not in");
+        if common {
+            blame.note_common(1, GroupId(1));
+        }
+        let programs = [Program::None, Program::None];
+        let mut call = Call::new(born, [0, 1], [PortId(0); 2], programs, [None, None]);
+        for side in &mut call.sides {
+            (side.group, side.opened) = (Some(GroupId(2)), Some(born + wait));
+        }
+        let delay = blame.delay(0, &call, born + wait);
+        assert_eq!(!delay.is_zero(), waited, "{:?}", (common, spare, born));
     }
 }

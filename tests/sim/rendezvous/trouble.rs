@@ -85,8 +85,11 @@ impl World {
             let is_far = |far: &&Hit| {
                 far.host != one.host && far.ends.iter().any(|end| one.ends.contains(end))
             };
-            let far = hit.iter().find(is_far).and_then(|far| far.left);
-            let spare = one.left.min(far) > Some(0);
+            let far = hit.iter().find(is_far);
+            let spare = one.left.min(far.and_then(|far| far.left)) > Some(0);
+            if far.is_some() {
+                self.blame.note_common(one.host, one.id);
+            }
             self.blame.note(self.now, Scope::Group { host: one.host, id: one.id, spare });
         }
     }
