@@ -192,7 +192,7 @@ impl World {
         self.wire.follow(&self.hosts);
         self.wire.note_losses(self.network.lossy_pairs());
         // Who waits for memory makes its gateway ask the peer for some, and has not moved.
-        moved | self.hosts.iter().any(Gateway::is_woken)
+        moved || self.hosts.iter().any(Gateway::is_woken)
     }
 
     /// A gateway resets the TCP connection beside an SMC-R connection that did not end well. The
