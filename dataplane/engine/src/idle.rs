@@ -205,6 +205,11 @@ impl Idle {
         self.waits = percent;
     }
 
+    /// Whether it makes any difference what [`note_waits`](Self::note_waits) says.
+    pub fn heeds_waits(&self) -> bool {
+        self.apart || !self.has_core
+    }
+
     /// A turn ended at `now`, and `moved` something or nothing.
     pub fn after_turn(&mut self, now: Instant, moved: bool) -> Advice {
         if moved {

@@ -42,9 +42,9 @@ pub(crate) struct Load {
     /// Whether it is a stream, and how many windows in a row have said the opposite.
     stream: bool,
     opposite: u32,
-    /// How long the thread had waited for a core when the window began, and what part of each of
-    /// the windows before, in percent.
-    waited: Duration,
+    /// How long the thread had waited for a core when the window began, if that was asked, and what
+    /// part of each of the windows before, in percent.
+    waited: Option<Duration>,
     waits: [u8; STEADY as usize],
 }
 
@@ -66,20 +66,21 @@ impl Load {
 
     /// Whether the poller gains by running before everybody else, by what it carried lately, and
     /// leaves them some of its core. So many bytes have moved inward (read from applications) and
-    /// outward so far, and the thread has `waited` for a core for so long. To be asked after each
-    /// turn of the poller.
+    /// outward so far. If somebody wants to know how much the thread waits for a core, `waited` says
+    /// for how long it has so far. To be asked after each turn of the poller.
     pub(crate) fn gains_by_haste(
         &mut self,
         now: Instant,
         bytes: [u64; 2],
-        waited: impl FnOnce() -> Duration,
+        waited: impl FnOnce() -> Option<Duration>,
     ) -> bool {
         self.look(bytes);
         let window = now.since(self.since);
         if window >= WINDOW {
             let waited = waited();
             let [_, before, last] = self.waits;
-            let waits = [before, last, percent(waited.saturating_sub(self.waited), window)];
+            let in_it = waited.zip(self.waited).map(|(now, then)| now.saturating_sub(then));
+            let waits = [before, last, percent(in_it.unwrap_or_default(), window)];
             let few = self.slots.count_ones() <= FEW;
             let moved = bytes[0].wrapping_sub(self.bytes[0]) + bytes[1].wrapping_sub(self.bytes[1]);
             let large = moved >= LARGE * u64::from(self.times);
@@ -121,7 +122,7 @@ impl Load {
     }
 
     /// For how much of the time the thread has waited for a core lately, in percent: for as much in
-    /// each of the last windows, or more.
+    /// each of the last windows, or more. Nothing until somebody has asked for some windows.
     pub(crate) fn waits(&self) -> u8 {
         self.waits.into_iter().min().unwrap_or_default()
     }
@@ -199,7 +200,7 @@ mod tests {
             }
         }
         load.slept(at, at + window.slept);
-        load.gains_by_haste(at, moved, || Duration::ZERO)
+        load.gains_by_haste(at, moved, || None)
     }
 
     #[test]
@@ -265,15 +266,20 @@ mod tests {
         for (waited, percent) in [(0, 0), (25, 25), (60, 60), (100, 100), (250, 100)] {
             let mut load = Load::default();
             let (mut at, mut total) = (Instant(0), Duration::from_secs(1));
-            let mut run = |waited: u32| {
+            let mut run = |waited: u32, asked: bool| {
                 (at, total) = (at + WINDOW, total + WINDOW * waited / 100);
-                load.gains_by_haste(at, [0, 0], || total);
+                load.gains_by_haste(at, [0, 0], || asked.then_some(total));
                 load.waits()
             };
-            run(0);
-            run(0);
-            assert_eq!([(); 4].map(|()| run(waited)), [0, 0, percent, percent], "{waited}");
-            assert_eq!(run(waited / 2), (waited / 2).min(100) as u8, "the least counts");
+            run(0, true);
+            run(0, true);
+            let said = [(); 4].map(|()| run(waited, true));
+            assert_eq!(said, [0, 0, percent, percent], "{waited}");
+            assert_eq!(run(waited / 2, true), (waited / 2).min(100) as u8, "the least counts");
+            // What nobody asked for is not known when somebody asks again.
+            assert_eq!(run(waited, false), 0);
+            let said = [(); 5].map(|()| run(waited, true));
+            assert_eq!(said, [0, 0, 0, percent, percent], "{waited}");
         }
     }
 

@@ -47,7 +47,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     ) {
         let counters = &self.shared.counters;
         let bytes = [counters.bytes_in.get(), counters.bytes_out.get()];
-        let gains = self.load.gains_by_haste(now, bytes, || place.waits.so_far());
+        // To ask takes some microseconds, on which requests wait.
+        let waited = || idle.heeds_waits().then(|| place.waits.so_far());
+        let gains = self.load.gains_by_haste(now, bytes, waited);
         let bytes = bytes[0].wrapping_add(bytes[1]);
         let contended = !self.stopping && idle.is_contended();
         for changed in priority.after_turn(now, bytes, contended, gains).into_iter().flatten() {
