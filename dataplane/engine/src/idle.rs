@@ -47,14 +47,19 @@
 //! busy loop a stream moved 11.5 Gbit/s, and 8.9 without this. Requests of 16 KiB are no stream:
 //! apart they took 78 µs instead of 55.)
 //!
+//! If it waits for a quarter of the time even on its own core, it takes that for contended, whoever
+//! has it, and becomes real-time: offers would not show that, since applications use them for
+//! moments only. (A stream through two such threads, with its two applications alone on two cores,
+//! moved 11.1 Gbit/s, and 9.8 where they offered their cores.)
+//!
 //! A thread without a core of its own is always where the scheduler has put it, and has none to
 //! try. It sleeps after offers only if it waits for its core half of the time, or has done so a
 //! moment ago. (Where nobody else needed the cores, a request took 37 µs, and 66 if it always slept
-//! so.) If it had better keep apart and waits for a quarter of the time, it takes its core for
-//! contended, whoever has it. Then it becomes real-time, and the scheduler puts real-time threads
-//! on different cores as long as there are enough. Offers would not show that: one of two pollers
-//! on a core that is real-time already preempts the other one while that works. (Beside one busy
-//! loop a stream moved 12.1 Gbit/s, and 8.4 without this.)
+//! so.) If it had better keep apart and waits for a quarter of the time, the core where it is counts
+//! as contended as well. Then it becomes real-time, and the scheduler puts real-time threads on
+//! different cores as long as there are enough. Here, too, offers would not show that: one of two
+//! pollers on a core that is real-time already preempts the other one while that works. (Beside one
+//! busy loop a stream moved 12.1 Gbit/s, and 8.4 without this.)
 //!
 //! Applications that always have something to do use an offer for longer than those that wait for
 //! us: 70 to 400 µs where requests come as they like, instead of 10 to 55. Work piles up
@@ -193,8 +198,8 @@ impl Idle {
 
     /// Whether the thread had better not share a core with its applications and the threads that it
     /// talks to. If others need its own core, it tries that one again; if it is kept for long, also
-    /// another one, but stays there only if hardly anybody uses that. Without a core of its own, it
-    /// stays where it is unless it waits there for a good part of the time.
+    /// another one, but stays there only if hardly anybody uses that. It stays on its own core, or
+    /// without one where it is, unless it waits there for a good part of the time.
     pub fn keep_apart(&mut self, apart: bool) {
         self.apart = apart;
     }
@@ -243,15 +248,15 @@ impl Idle {
         let crowded = self.apart && self.waits >= CROWD;
         match &mut self.state {
             State::Contended { until } if now < *until => return Advice::Sleep,
-            State::Free { home: false, .. } | State::Refraining { home: false, .. }
-                if crowded && !tries_core =>
+            State::Free { home, .. } | State::Refraining { home, .. }
+                if crowded && (*home || !tries_core) =>
             {
-                self.home_kept = false;
+                self.home_kept &= *home;
                 self.contend(now);
                 return Advice::Sleep;
             }
-            State::Trying { home: false, since, .. }
-                if crowded && !self.has_core && now.since(*since) >= FRESH =>
+            State::Trying { home, since, .. }
+                if crowded && (*home || !self.has_core) && now.since(*since) >= FRESH =>
             {
                 self.contend(now);
                 return Advice::Sleep;
@@ -968,8 +973,44 @@ mod tests {
         busy.idle.state = State::Free { home: false, shares: Shares::default(), since: START };
         (busy.idle.home_kept, busy.idle.retreat) = (true, RETREAT_MAX);
         busy.idle.note_waits(CROWD);
-        busy.work(2 * RETREAT_MAX, 1, Duration::ZERO);
+        busy.turn();
+        assert!(busy.idle.is_contended(), "it leaves the crowd");
+        while !busy.idle.wants_core() {
+            busy.turn();
+        }
+        busy.idle.note_waits(0);
+        assert_eq!(busy.work(2 * RETREAT_MAX, 1, Duration::ZERO), 0);
         assert!(!busy.idle.is_contended() && busy.idle.wants_core());
+    }
+
+    /// One on its own core leaves it to a crowd, and tries it again, ever more rarely. One that
+    /// need not keep apart shares it.
+    #[test]
+    fn a_thread_leaves_its_own_core_to_a_crowd() {
+        for refrains in [false, true] {
+            let mut busy = Busy::new();
+            busy.idle.keep_apart(true);
+            let use_for = if refrains { LONG } else { Duration::from_micros(15) };
+            busy.work(SECOND / 100, 1, use_for);
+            assert_eq!((busy.idle.is_refraining(), busy.idle.wants_core()), (refrains, true));
+            busy.idle.note_waits(CROWD - 1);
+            busy.turn();
+            assert!(busy.idle.wants_core(), "that is no crowd yet");
+            busy.idle.note_waits(CROWD);
+            busy.turn();
+            assert!(busy.idle.is_contended() && !busy.idle.wants_core());
+            let mut attempts = 0;
+            for _ in 0..500_000 {
+                let before = busy.idle.wants_core();
+                busy.turn();
+                attempts += u32::from(!before && busy.idle.wants_core());
+            }
+            let seconds = u32::try_from(busy.now.since(START).as_secs()).unwrap();
+            assert!(seconds >= 10 && attempts <= 6 + seconds / 5, "{attempts} in {seconds} s");
+            busy.idle.keep_apart(false);
+            busy.work(RETREAT_MAX + CALM + SECOND, 1, Duration::ZERO);
+            assert!(busy.idle.wants_core() && !busy.idle.is_contended());
+        }
     }
 
     /// Who keeps apart comes back to its own core as soon as it tries any, and goes back there if
