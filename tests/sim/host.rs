@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smcr_engine::allowance::Allowance;
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
@@ -387,7 +386,7 @@ impl Host {
             self.waits_for_reports = false;
             return false;
         }
-        if self.waits_for_reports && !is_readable(&self.waker) {
+        if self.waits_for_reports && !self.waker.has_woken() {
             return false;
         }
         self.waker.awake();
@@ -488,7 +487,7 @@ impl Place {
 
     fn turn(&mut self, now: Instant) -> bool {
         let due = self.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
-        let woken = self.awake || self.sockets.has_news() || is_readable(&self.waker) || due;
+        let woken = self.awake || self.sockets.has_news() || self.waker.has_woken() || due;
         if woken {
             self.waker.awake();
             self.awake = self.poller.turn(now);
@@ -499,10 +498,4 @@ impl Place {
         }
         woken && self.awake
     }
-}
-
-pub(crate) fn is_readable(waker: &Waker) -> bool {
-    let descriptor = waker.descriptor();
-    let mut set = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
-    poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
 }

@@ -44,6 +44,12 @@ impl Waker {
         self.inner.bell.descriptor()
     }
 
+    /// Whether somebody has woken the receiver since it announced its sleep, or it never did. Costs
+    /// no system call; the descriptor may become readable a moment later.
+    pub fn has_woken(&self) -> bool {
+        !self.inner.sleeping.load(Ordering::SeqCst)
+    }
+
     /// Wakes the receiver if it sleeps or is about to.
     pub fn wake(&self) {
         // This fence stands between the push that came before it and the look at the receiver, the

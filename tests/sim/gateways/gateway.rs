@@ -24,7 +24,6 @@ use smcr_rnic::dice::Dice;
 use smcr_rnic::sim::{self, Network};
 
 use super::mutants::Mutant;
-use crate::host::is_readable;
 use crate::tcp::{Sockets, Stream};
 
 /// How large things are at a gateway.
@@ -280,13 +279,13 @@ impl Thread {
 
     /// Whether it was woken and has not looked around yet.
     pub(crate) fn is_woken(&self) -> bool {
-        self.sleeps && is_readable(&self.waker)
+        self.sleeps && self.waker.has_woken()
     }
 
     /// Looks around, if it has reason to be awake, and sleeps if it found nothing to do.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
         let due = self.poller.next_deadline(now).is_some_and(|deadline| deadline <= now);
-        if self.sleeps && !due && !self.sockets.has_news() && !is_readable(&self.waker) {
+        if self.sleeps && !due && !self.sockets.has_news() && !self.waker.has_woken() {
             return false;
         }
         self.waker.awake();

@@ -27,7 +27,7 @@ use crate::{
 pub use odds::Odds;
 use queue_pair::{QueuePair, Stage};
 pub use world::Parcel;
-use world::{Losses, Nic, Registered, Tap, World};
+use world::{Losses, Nic, QueuePairs, Registered, Tap, World};
 
 mod odds;
 mod queue_pair;
@@ -48,7 +48,7 @@ impl Network {
             dice: Dice::new(seed),
             odds,
             nics: Vec::new(),
-            queue_pairs: BTreeMap::new(),
+            queue_pairs: QueuePairs::default(),
             next_qpn: QPN_FIRST,
             losses: Losses::default(),
             tap: None,

@@ -1,13 +1,16 @@
 //! All NICs and queue pairs of a network, and the events that happen to them as time passes.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use smcr_memory::{Pinned, Region};
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
 
 use super::queue_pair::{Arrival, Arrived, Event, Executed, InFlight, QueuePair, Stage};
+use super::visibility::Hidden;
 use super::{Network, Odds};
 use crate::dice::Dice;
 use crate::{Completion, Domain, Message, Port, QpError, Work};
@@ -19,11 +22,53 @@ pub(super) struct World {
     pub(super) dice: Dice,
     pub(super) odds: Odds,
     pub(super) nics: Vec<Nic>,
-    /// By QPN. QPNs are unique in the network and never reused.
-    pub(super) queue_pairs: BTreeMap<Qpn, QueuePair>,
+    pub(super) queue_pairs: QueuePairs,
     pub(super) next_qpn: u32,
     pub(super) losses: Losses,
     pub(super) tap: Option<Tap>,
+}
+
+/// All queue pairs by QPN. QPNs are unique in the network and never reused.
+#[derive(Debug, Default)]
+pub(super) struct QueuePairs {
+    by_qpn: BTreeMap<Qpn, QueuePair>,
+    /// The next event, if somebody has asked since anything changed: everybody asks all the time.
+    next: Cell<Option<Option<(Instant, Qpn, Event)>>>,
+}
+
+impl QueuePairs {
+    /// The next event, and when it is due. At the same instant, lower QPNs come first.
+    fn next_event(&self) -> Option<(Instant, Qpn, Event)> {
+        let next = self.next.get().unwrap_or_else(|| {
+            let events = self.by_qpn.iter();
+            let events =
+                events.filter_map(|(qpn, pair)| pair.next_event().map(|(at, e)| (at, *qpn, e)));
+            events.min()
+        });
+        self.next.set(Some(next));
+        next
+    }
+
+    /// What was written to `nic` and is not visible yet. No event depends on that.
+    fn hidden_at(&mut self, nic: usize) -> impl Iterator<Item = &mut Hidden> {
+        let pairs = self.by_qpn.values_mut().filter(move |pair| pair.nic == nic);
+        pairs.map(|pair| &mut pair.hidden)
+    }
+}
+
+impl Deref for QueuePairs {
+    type Target = BTreeMap<Qpn, QueuePair>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.by_qpn
+    }
+}
+
+impl DerefMut for QueuePairs {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.next.set(None);
+        &mut self.by_qpn
+    }
 }
 
 /// What the network has lost so far.
@@ -118,12 +163,9 @@ impl World {
         self.now = self.now.max(now);
     }
 
-    /// The next event, and when it is due. At the same instant, lower QPNs come first.
+    /// The next event, and when it is due.
     pub(super) fn next_event(&self) -> Option<(Instant, Qpn, Event)> {
-        let events = self.queue_pairs.iter();
-        let events =
-            events.filter_map(|(qpn, pair)| pair.next_event().map(|(at, e)| (at, *qpn, e)));
-        events.min()
+        self.queue_pairs.next_event()
     }
 
     /// Sends the work requests that were posted.
@@ -176,14 +218,15 @@ impl World {
 
     /// The next completion for the fabric of `nic`, from a queue pair chosen at random.
     pub(super) fn next_completion(&mut self, nic: usize) -> Option<Completion> {
-        let ready = self.queue_pairs.iter();
+        let Self { dice, queue_pairs, .. } = self;
+        let ready = queue_pairs.iter();
         let ready = ready.filter(|(_, pair)| pair.nic == nic && pair.has_completions());
-        let ready: Vec<Qpn> = ready.map(|(qpn, _)| *qpn).collect();
-        if ready.is_empty() {
-            return None;
-        }
-        let chosen = ready[self.dice.index(ready.len())];
-        self.queue_pairs.get_mut(&chosen)?.next_completion(&mut self.dice)
+        let mut ready = ready.map(|(qpn, _)| *qpn);
+        let chosen = match ready.clone().count() {
+            0 => return None,
+            several => ready.nth(dice.index(several))?,
+        };
+        queue_pairs.get_mut(&chosen)?.next_completion(dice)
     }
 
     /// Whether a completion waits for the fabric of `nic`, or for any fabric if `nic` is `None`.
@@ -194,8 +237,8 @@ impl World {
 
     /// Makes some of the bytes written to `nic` visible earlier than they must be.
     pub(super) fn reveal_some(&mut self, nic: usize) {
-        for pair in self.queue_pairs.values_mut().filter(|pair| pair.nic == nic) {
-            pair.hidden.reveal_some(&mut self.dice, self.odds.early);
+        for hidden in self.queue_pairs.hidden_at(nic) {
+            hidden.reveal_some(&mut self.dice, self.odds.early);
         }
     }
 
