@@ -66,8 +66,8 @@ impl Load {
 
     /// Whether the poller gains by running before everybody else, by what it carried lately, and
     /// leaves them some of its core. So many bytes have moved inward (read from applications) and
-    /// outward so far. If somebody wants to know how much the thread waits for a core, `waited` says
-    /// for how long it has so far. To be asked after each turn of the poller.
+    /// outward so far. If somebody wants to know how much the thread waits for a core, `waited`
+    /// says for how long it has so far. To be asked after each turn of the poller.
     pub(crate) fn gains_by_haste(
         &mut self,
         now: Instant,

@@ -44,9 +44,9 @@ impl Waker {
         self.inner.bell.descriptor()
     }
 
-    /// Whether nothing keeps the receiver asleep: somebody has woken it since it announced its sleep,
-    /// or no announcement stands. Costs no system call; the descriptor may become readable a moment
-    /// later. For simulations, whose threads sleep on nothing.
+    /// Whether nothing keeps the receiver asleep: somebody has woken it since it announced its
+    /// sleep, or no announcement stands. Costs no system call; the descriptor may become readable a
+    /// moment later. For simulations, whose threads sleep on nothing.
     pub fn has_woken(&self) -> bool {
         !self.inner.sleeping.load(Ordering::SeqCst)
     }
