@@ -987,8 +987,7 @@ mod tests {
         assert!(!busy.idle.is_contended() && busy.idle.wants_core());
     }
 
-    /// One on its own core leaves it to a crowd, and tries it again, ever more rarely. One that
-    /// need not keep apart shares it.
+    /// One on its own core leaves it to a crowd, and tries it again, ever more rarely.
     #[test]
     fn a_thread_leaves_its_own_core_to_a_crowd() {
         // Moments, in which an attempt ends before much is known; longer ones; and so long that the
