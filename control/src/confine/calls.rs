@@ -104,14 +104,17 @@ fn conditional(needs: &Needs) -> Vec<(i64, Vec<SeccompRule>)> {
         (libc::SYS_bpf, any_of(0, &commands)),
         (libc::SYS_clone, vec![clone]),
     ];
-    if needs.realtime && !needs.dpdk {
-        // A thread becomes real-time by itself, and as before; none does so to another one.
+    if !needs.dpdk {
+        // A thread changes its class by itself; none does so to another one.
         let rule = |policy: i32| {
             let policy = u64::from((policy | libc::SCHED_RESET_ON_FORK).unsigned_abs());
             when(&[(0, SeccompCmpOp::Eq, 0), (1, SeccompCmpOp::Eq, policy)])
         };
-        let policies = [libc::SCHED_RR, libc::SCHED_OTHER].map(rule);
-        rules.push((libc::SYS_sched_setscheduler, policies.to_vec()));
+        let mut policies = [libc::SCHED_OTHER, libc::SCHED_BATCH].map(rule).to_vec();
+        if needs.realtime {
+            policies.push(rule(libc::SCHED_RR));
+        }
+        rules.push((libc::SYS_sched_setscheduler, policies));
     }
     rules
 }
@@ -362,6 +365,7 @@ mod tests {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketType};
     use rustix::thread::{move_into_link_name_space, set_no_new_privs};
+    use smcr_os::scheduling::{self, Class};
     use smcr_os::seccomp::filter_this_thread;
 
     use super::*;
@@ -402,9 +406,10 @@ mod tests {
     #[test]
     fn who_never_becomes_real_time_may_not() {
         let needs = |realtime| Needs { realtime, ..Needs::default() };
-        let refused = confined(needs(false), || smcr_os::realtime::set(false)).unwrap_err();
+        let refused = confined(needs(false), || scheduling::set(Class::RealTime)).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::ENOSYS));
-        confined(needs(true), || smcr_os::realtime::set(false)).unwrap();
+        confined(needs(true), || scheduling::set(Class::Ordinary)).unwrap();
+        confined(needs(false), || scheduling::set(Class::Batch)).unwrap();
     }
 
     /// The rules of an interception are taken away by programs.

@@ -63,6 +63,11 @@ counters! {
     refraining: now,
     /// Times that began.
     refrainings: count,
+    /// Whether the thread lets others go on now when it wakes up, because it carries short
+    /// connections, most of whose work is theirs.
+    gathering: now,
+    /// Times that began.
+    gatherings: count,
     /// Times the kernel refused to pin the thread to its core, or to let it go.
     place_refused: count,
     /// Whether the thread is pinned to its core now: 0 or 1.

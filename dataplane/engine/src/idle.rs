@@ -76,12 +76,15 @@
 //! refrain only if that is used as well, tells the two apart, but it noticed too little of the
 //! former.)
 
+mod gathering;
 mod shares;
 
 use std::time::Duration;
 
 use smcr_proto::Instant;
 
+use self::gathering::Gathering;
+pub use self::shares::Taken;
 use self::shares::{Limit, Share, Shares};
 use crate::allowance::PAUSE;
 
@@ -138,6 +141,7 @@ pub struct Idle {
     apart: bool,
     /// See [`Self::note_waits`].
     waits: u8,
+    gathering: Gathering,
     /// Whether its own core is kept for long, as far as attempts have shown.
     home_kept: bool,
     /// When it last waited for so much of the time that others need the core: see [`NARROW`].
@@ -182,6 +186,7 @@ impl Idle {
             has_core: true,
             apart: false,
             waits: 0,
+            gathering: Gathering::default(),
             home_kept: false,
             narrow_at: None,
             naps_on: false,
@@ -212,9 +217,20 @@ impl Idle {
         self.waits = percent;
     }
 
+    /// Whether most of what the load costs is the work of others: see [`Self::gathers`].
+    pub fn gather(&mut self, worth_it: bool) {
+        self.gathering.worth_it = worth_it;
+    }
+
+    /// Whether the thread sleeps as soon as there is nothing to do, and had better let others go on
+    /// when it wakes up.
+    pub fn gathers(&self, now: Instant) -> bool {
+        self.gathering.goes_on(now)
+    }
+
     /// Whether it makes any difference what [`note_waits`](Self::note_waits) says.
     pub fn heeds_waits(&self) -> bool {
-        self.policy == Policy::Adaptive && (self.apart || !self.has_core)
+        self.policy == Policy::Adaptive && (self.apart || self.gathering.worth_it || !self.has_core)
     }
 
     /// A turn ended at `now`, and `moved` something or nothing.
@@ -246,6 +262,9 @@ impl Idle {
     }
 
     fn adapt(&mut self, now: Instant, moved: bool) -> Advice {
+        if self.gathering.look(now, self.waits) {
+            return if moved { Advice::Turn } else { Advice::Sleep };
+        }
         let tries_core = self.apart && self.has_core && !self.home_kept;
         let crowded = self.apart && self.waits >= CROWD;
         match &mut self.state {
@@ -416,17 +435,6 @@ impl Idle {
     }
 }
 
-/// What became of an offer of the core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// Nobody wanted it.
-    No,
-    /// Somebody had something to do, and did it.
-    Used,
-    /// Somebody kept it for as long as the scheduler allowed.
-    Lost,
-}
-
 /// How many times longer a thread goes on after work, if the last sleep was too short to be worth
 /// it. A batch of a stream keeps the next poller busy for 100 to 200 µs.
 const PATIENCE: u32 = 8;
@@ -488,6 +496,7 @@ const _: () = assert!(PATIENCE_MAX.as_nanos() < PAUSE.as_nanos());
 
 #[cfg(test)]
 mod tests {
+    use super::gathering::{COMPETES, GATHERS_FOR};
     use super::shares::MEMORY;
     use super::*;
 
@@ -567,6 +576,61 @@ mod tests {
         let mut block = Idle::new(Policy::Block, SPIN);
         assert_eq!(block.after_turn(Instant(1), true), Advice::Turn);
         assert_eq!(block.after_turn(Instant(2), false), Advice::Sleep);
+    }
+
+    /// Whatever the thread was doing about its core, it goes on with that afterwards.
+    #[test]
+    fn with_short_connections_a_thread_that_waits_for_its_core_gathers() {
+        let shares = Shares::default();
+        for state in [
+            State::Free { home: true, shares, since: START },
+            State::Contended { until: START + SECOND },
+            State::Refraining { home: true, shares, since: START, until: START + SECOND },
+            State::Trying { home: true, offers: 7, uses: 0, since: START },
+        ] {
+            for (short, waits, gathers) in [
+                (true, COMPETES, true),
+                (true, 100, true),
+                (true, COMPETES - 1, false),
+                (false, 100, false),
+            ] {
+                let mut idle = Idle { state, ..Idle::new(Policy::Adaptive, SPIN) };
+                idle.gather(short);
+                idle.note_waits(waits);
+                let advice = idle.after_turn(START, true);
+                let what = (state, short, waits, advice);
+                assert_eq!(idle.gathers(START), gathers, "{what:?}");
+                if gathers {
+                    assert_eq!(advice, Advice::Turn, "{what:?}");
+                    assert_eq!(idle.after_turn(START, false), Advice::Sleep, "{what:?}");
+                    assert_eq!((idle.state, idle.heeds_waits()), (state, true));
+                }
+            }
+        }
+        for policy in [Policy::Spin, Policy::Block] {
+            let mut idle = Idle::new(policy, SPIN);
+            idle.gather(true);
+            idle.note_waits(100);
+            idle.after_turn(START, true);
+            assert!(!idle.gathers(START), "the operator has decided");
+        }
+    }
+
+    /// It stops when it has waited no more for a while, or when the short connections are over.
+    #[test]
+    fn a_thread_gathers_no_longer_than_that_helps() {
+        let mut idle = Idle::new(Policy::Adaptive, SPIN);
+        idle.gather(true);
+        idle.note_waits(COMPETES);
+        assert_eq!(idle.after_turn(START, true), Advice::Turn);
+        idle.note_waits(COMPETES - 1);
+        let almost = START + (GATHERS_FOR - Duration::from_nanos(1));
+        assert_eq!(idle.after_turn(almost, true), Advice::Turn);
+        assert_eq!(idle.after_turn(START + GATHERS_FOR, true), Advice::Yield);
+        idle.note_waits(COMPETES);
+        assert_eq!(idle.after_turn(START + GATHERS_FOR, true), Advice::Turn);
+        idle.gather(false);
+        assert_eq!(idle.after_turn(START + GATHERS_FOR, true), Advice::Yield);
     }
 
     /// A poller that is always at work, and the time.

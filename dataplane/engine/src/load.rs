@@ -6,6 +6,10 @@
 //! small. So such a load is left to the scheduler, which lets the application go on for a while.
 //! Few connections have nothing to gather, and large pieces cost what they cost, in batches or not.
 //!
+//! Short connections are the other extreme. Most of what they cost is the work of others, above all
+//! of the control threads, and each of them needs a poller a few times, for a moment. A poller that
+//! runs at once each time interrupts others thousands of times a second.
+//!
 //! (Beside two busy loops, each program in a session of its own, with real-time pollers for every
 //! load: a stream 9.6 Gbit/s instead of 4.2, sixteen streams 7.4 instead of 5.0, requests of 16 KiB
 //! on eight connections 15.0 thousand per second instead of 9.7, of 64 bytes on two 24.2 instead of
@@ -39,13 +43,37 @@ pub(crate) struct Load {
     slept: Duration,
     /// How many windows in a row were those of a load that gains.
     gaining: u32,
-    /// Whether it is a stream, and how many windows in a row have said the opposite.
-    stream: bool,
-    opposite: u32,
+    stream: Settled,
+    /// How many connections had come when the window began.
+    came: u64,
+    short: Settled,
     /// How long the thread had waited for a core when the window began, if that was asked, and what
     /// part of each of the windows before, in percent.
     waited: Option<Duration>,
     waits: [u8; STEADY as usize],
+}
+
+/// What is believed of a load, and how many windows in a row have said the opposite.
+#[derive(Clone, Copy, Debug, Default)]
+struct Settled {
+    is: bool,
+    opposite: u32,
+}
+
+impl Settled {
+    fn after(self, says: bool) -> Self {
+        let opposite = if says == self.is { 0 } else { self.opposite + 1 };
+        if opposite == STEADY { Self { is: says, opposite: 0 } } else { Self { opposite, ..self } }
+    }
+}
+
+/// The connections of a poller.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Company {
+    /// How many have come so far.
+    pub(crate) came: u64,
+    /// How many are there now.
+    pub(crate) there: usize,
 }
 
 impl Load {
@@ -72,6 +100,7 @@ impl Load {
         &mut self,
         now: Instant,
         bytes: [u64; 2],
+        company: Company,
         waited: impl FnOnce() -> Option<Duration>,
     ) -> bool {
         self.look(bytes);
@@ -91,20 +120,20 @@ impl Load {
                 _ if few || large => (self.gaining + 1).min(STEADY),
                 _ => 0,
             };
-            let opposite = match self.times {
-                0 => self.opposite,
-                _ if stream == self.stream => 0,
-                _ => self.opposite + 1,
-            };
-            let changes = opposite == STEADY;
+            let came = company.came.wrapping_sub(self.came);
+            let short = !large
+                && came >= NEWCOMERS
+                && company.there > FEW as usize
+                && u64::from(self.times) <= came * PIECES;
             *self = Self {
                 since: now,
                 bytes,
                 seen: bytes,
                 inward: self.inward,
                 gaining,
-                stream: self.stream ^ changes,
-                opposite: if changes { 0 } else { opposite },
+                stream: if self.times == 0 { self.stream } else { self.stream.after(stream) },
+                came: company.came,
+                short: self.short.after(short),
                 waited,
                 waits,
                 ..Self::default()
@@ -118,7 +147,12 @@ impl Load {
     /// the same size go to and fro: one thread works after another, and they had better share one.
     /// So it looks where streams go in both directions at once, which this calls none.
     pub(crate) fn is_stream(&self) -> bool {
-        self.stream
+        self.stream.is
+    }
+
+    /// Whether nearly all that it carries is that of many short connections.
+    pub(crate) fn is_short_connections(&self) -> bool {
+        self.short.is
     }
 
     /// For how much of the time the thread has waited for a core lately, in percent: for as much in
@@ -165,6 +199,10 @@ const SPREAD: u16 = 0x9e37;
 const FEW: u32 = 4;
 /// Bytes at a time that are as many as one can wish, on average.
 const LARGE: u64 = 4096;
+/// So many connections must come in a window (1,000 a second), with no more pieces than this for
+/// each of them: with a request and its answer there are two to four.
+const NEWCOMERS: u64 = 10;
+const PIECES: u64 = 16;
 /// What goes on in one direction turns at most once in so many times.
 const ONE_WAY: u32 = 8;
 
@@ -181,11 +219,14 @@ mod tests {
         /// Each so manieth piece goes outward; none if 0.
         turns_after: u32,
         slept: Duration,
+        /// How many connections come.
+        came: u64,
     }
 
     /// One with so many connections, of a thread that sleeps half of the time.
     fn window(connections: u16, pieces: u32, bytes: u64) -> Window {
-        Window { slots: (connections, 1), pieces, bytes, turns_after: 0, slept: WINDOW / 2 }
+        let (slots, slept) = ((connections, 1), WINDOW / 2);
+        Window { slots, pieces, bytes, turns_after: 0, slept, came: 0 }
     }
 
     fn carry(load: &mut Load, at: Instant, window: Window) -> bool {
@@ -200,7 +241,8 @@ mod tests {
             }
         }
         load.slept(at, at + window.slept);
-        load.gains_by_haste(at, moved, || None)
+        let came = load.came + window.came;
+        load.gains_by_haste(at, moved, Company { came, there: connections.into() }, || None)
     }
 
     #[test]
@@ -260,6 +302,36 @@ mod tests {
         }
     }
 
+    #[test]
+    fn many_short_connections_are_told_from_others() {
+        let short = Window { came: NEWCOMERS, turns_after: 2, ..window(32, 1, 64) };
+        for (what, window, is_short) in [
+            ("as many as that", short, true),
+            ("at the peer, where another turns first", Window { turns_after: 1, ..short }, true),
+            ("fewer", Window { came: NEWCOMERS - 1, ..short }, false),
+            ("one after another", Window { slots: (4, 1), pieces: 5, ..short }, false),
+            ("five at a time", Window { slots: (5, 1), pieces: 5, ..short }, true),
+            ("that carry as much as that", Window { pieces: 5, ..short }, true),
+            ("beside others that carry more", Window { pieces: 6, ..short }, false),
+            ("beside a stream", Window { bytes: 2 * LARGE, ..short }, false),
+        ] {
+            let mut load = Load::default();
+            let mut at = Instant(0);
+            let mut run = |window: Window| {
+                [1, 2, 3].map(|_| {
+                    at = at + WINDOW;
+                    carry(&mut load, at, window);
+                    load.is_short_connections()
+                })
+            };
+            assert_eq!(run(window), [false, false, is_short], "{what}");
+            assert_eq!(run(window), [is_short; 3], "{what}");
+            // They are over when three windows in a row have said so, also by silence.
+            let quiet = Window { pieces: 0, came: 0, ..window };
+            assert_eq!(run(quiet), [is_short, is_short, false], "{what}");
+        }
+    }
+
     /// Each wait counts in the window in which it ends; one that is too long for it is all of it.
     #[test]
     fn how_much_it_waits() {
@@ -268,7 +340,7 @@ mod tests {
             let (mut at, mut total) = (Instant(0), Duration::from_secs(1));
             let mut run = |waited: u32, asked: bool| {
                 (at, total) = (at + WINDOW, total + WINDOW * waited / 100);
-                load.gains_by_haste(at, [0, 0], || asked.then_some(total));
+                load.gains_by_haste(at, [0, 0], Company::default(), || asked.then_some(total));
                 load.waits()
             };
             run(0, true);

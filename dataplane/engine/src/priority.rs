@@ -13,9 +13,13 @@
 //! (few connections, or large pieces) also becomes real-time: it runs before all ordinary threads
 //! when it has something to do. It stays so only as long as it sleeps for some of the time.
 //!
-//! It gives both back when it has had nothing to carry for a tenth of a second, and when its core
-//! is not contended, as far as it knows. That includes the time in which it tries to return to its
-//! core.
+//! Short connections gain by the opposite: others do most of the work
+//! ([`Idle::gathers`](crate::idle::Idle::gathers)). With them a thread stays at its nice value, and
+//! lets whoever runs go on when it wakes up (`SCHED_BATCH`).
+//!
+//! It gives all this back when it has had nothing to carry for a tenth of a second, and what makes
+//! it run sooner also when its core is not contended, as far as it knows. That includes the time in
+//! which it tries to return to its core.
 //!
 //! (Only streams raised it once, and by five steps of `nice`: a thread that preempts the
 //! application that has just woken it gains nothing for the next request. But it gains for the
@@ -29,7 +33,7 @@ use std::io;
 use std::time::Duration;
 
 use rustix::process::{Resource, getpriority_process, getrlimit, setpriority_process};
-use smcr_os::realtime;
+use smcr_os::scheduling::{self, Class};
 use smcr_proto::Instant;
 
 /// The priority of the calling thread, and what it depends on.
@@ -45,19 +49,31 @@ pub struct Priority {
     /// When bytes last moved, if that was a moment ago.
     moved_at: Option<Instant>,
     raised: bool,
-    /// Whether it may become real-time, as far as it knows.
+    /// Whether it may become real-time, or a batch thread, as far as it knows.
     may_be_realtime: bool,
-    realtime: bool,
+    may_be_batch: bool,
+    class: Class,
+}
+
+/// What a load gains by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gain {
+    /// By running before all ordinary threads.
+    Haste,
+    /// By letting others go on.
+    Patience,
+    /// By neither.
+    Neither,
 }
 
 impl Priority {
     /// That of the calling thread, to be raised by `boost` steps of `nice`, and to become real-time
-    /// if it `may_be_realtime`, and is an ordinary thread: what somebody else has chosen for it
-    /// stays.
+    /// if it `may_be_realtime`. What class somebody else has chosen for it stays.
     pub fn of_this_thread(boost: u8, may_be_realtime: bool) -> Self {
         let usual = getpriority_process(None).expect("a thread that asks for its own is there");
         let high = (usual - i32::from(boost)).max(HIGHEST);
         let permitted = permitted(getrlimit(Resource::Nice).current);
+        let ordinary = scheduling::is_ordinary();
         Self {
             usual,
             high,
@@ -65,8 +81,9 @@ impl Priority {
             seen: 0,
             moved_at: None,
             raised: false,
-            may_be_realtime: may_be_realtime && realtime::is_ordinary(),
-            realtime: false,
+            may_be_realtime: may_be_realtime && ordinary,
+            may_be_batch: ordinary,
+            class: Class::Ordinary,
         }
     }
 
@@ -77,7 +94,7 @@ impl Priority {
 
     /// Whether it is real-time.
     pub fn is_realtime(&self) -> bool {
-        self.realtime
+        self.class == Class::RealTime
     }
 
     /// Whether it may become real-time, as far as it knows.
@@ -88,34 +105,41 @@ impl Priority {
     /// When [`after_turn`](Self::after_turn) must be called again at the latest: a thread that
     /// sleeps must not keep its priority until something wakes it.
     pub fn deadline(&self) -> Option<Instant> {
-        self.moved_at.filter(|_| self.raised || self.realtime).map(|at| at + QUIET)
+        self.moved_at.filter(|_| self.raised || self.class != Class::Ordinary).map(|at| at + QUIET)
     }
 
     /// A turn ended at `now`. `bytes` have moved in all turns so far, `contended` tells whether
-    /// others need the core ([`Idle::is_contended`](crate::idle::Idle::is_contended)), and `gains`
-    /// whether the load gains if this thread is real-time. Returns what became of the attempts to
-    /// change the nice value and the policy, if that was due.
+    /// others need the core ([`Idle::is_contended`](crate::idle::Idle::is_contended)), and `gain`
+    /// what the load gains by. Returns what became of the attempts to change the nice value and the
+    /// class, if that was due.
     pub fn after_turn(
         &mut self,
         now: Instant,
         bytes: u64,
         contended: bool,
-        gains: bool,
+        gain: Gain,
     ) -> [Option<io::Result<()>>; 2] {
-        let wanted = self.judge(now, bytes, contended);
+        self.look(now, bytes);
         let set_nice = |nice| setpriority_process(None, nice).map_err(Into::into);
-        self.settle(wanted, gains, set_nice, realtime::set)
+        self.settle(contended, gain, set_nice, scheduling::set)
     }
 
-    /// Changes what is due, if a higher priority is `wanted`.
+    /// Changes what is due.
     fn settle(
         &mut self,
-        wanted: bool,
-        gains: bool,
+        contended: bool,
+        gain: Gain,
         set_nice: impl FnOnce(i32) -> io::Result<()>,
-        set_realtime: impl FnOnce(bool) -> io::Result<()>,
+        set_class: impl FnOnce(Class) -> io::Result<()>,
     ) -> [Option<io::Result<()>>; 2] {
-        [self.change(wanted, set_nice), self.set_realtime(wanted && gains, set_realtime)]
+        let carries = self.moved_at.is_some();
+        let class = match gain {
+            Gain::Haste if carries && contended => Class::RealTime,
+            Gain::Patience if carries => Class::Batch,
+            Gain::Haste | Gain::Patience | Gain::Neither => Class::Ordinary,
+        };
+        let raised = carries && contended && gain != Gain::Patience;
+        [self.change(raised, set_nice), self.set_class(class, set_class)]
     }
 
     /// Raises the nice value or gives it back, if that is not done already. A thread that may not
@@ -142,30 +166,38 @@ impl Priority {
         Some(outcome)
     }
 
-    /// Becomes real-time, or as it was, if that is not done already; tries no more once refused.
-    fn set_realtime(
+    /// Becomes a thread of this class, if it is not and may; tries none again that was refused.
+    fn set_class(
         &mut self,
-        realtime: bool,
-        set: impl FnOnce(bool) -> io::Result<()>,
+        wanted: Class,
+        set: impl FnOnce(Class) -> io::Result<()>,
     ) -> Option<io::Result<()>> {
-        if realtime == self.realtime || !self.may_be_realtime {
+        let may = match wanted {
+            Class::RealTime => self.may_be_realtime,
+            Class::Batch => self.may_be_batch,
+            Class::Ordinary => true,
+        };
+        let wanted = if may { wanted } else { Class::Ordinary };
+        if wanted == self.class {
             return None;
         }
-        let outcome = set(realtime);
-        match outcome {
-            Ok(()) => self.realtime = realtime,
-            // If it stays real-time, that is until a later turn.
-            Err(_) => self.may_be_realtime = !realtime,
+        let outcome = set(wanted);
+        match (&outcome, wanted) {
+            (Ok(()), _) => self.class = wanted,
+            (Err(_), Class::RealTime) => self.may_be_realtime = false,
+            (Err(_), Class::Batch) => self.may_be_batch = false,
+            // It stays what it is until a later turn.
+            (Err(_), Class::Ordinary) => {}
         }
         Some(outcome)
     }
 
-    fn judge(&mut self, now: Instant, bytes: u64, contended: bool) -> bool {
+    /// Notes whether anything has moved.
+    fn look(&mut self, now: Instant, bytes: u64) {
         if std::mem::replace(&mut self.seen, bytes) != bytes {
             self.moved_at = Some(now);
         }
         self.moved_at = self.moved_at.filter(|&at| now.since(at) < QUIET);
-        contended && self.moved_at.is_some()
     }
 }
 
@@ -193,9 +225,27 @@ mod tests {
     /// One that last moved something at [`START`].
     fn carrying(raised: bool) -> Priority {
         let moved_at = Some(START);
-        let (may_be_realtime, realtime) = (true, false);
         let (usual, high, permitted) = (0, -10, 20);
-        Priority { usual, high, permitted, seen: 0, moved_at, raised, may_be_realtime, realtime }
+        let (may_be_realtime, may_be_batch, class) = (true, true, Class::Ordinary);
+        let seen = 0;
+        Priority {
+            usual,
+            high,
+            permitted,
+            seen,
+            moved_at,
+            raised,
+            may_be_realtime,
+            may_be_batch,
+            class,
+        }
+    }
+
+    /// A turn after which every change that is due is made. Returns whether it is raised then.
+    fn turn(priority: &mut Priority, now: Instant, bytes: u64, contended: bool) -> bool {
+        priority.look(now, bytes);
+        let _ = priority.settle(contended, Gain::Neither, |_| Ok(()), |_| Ok(()));
+        priority.is_raised()
     }
 
     /// One turn in each situation: what moved, how long nothing had, and who needs the core.
@@ -219,8 +269,8 @@ mod tests {
             (QUIET, 0, false, false),
         ] {
             for before in [false, true] {
-                let judged = carrying(before).judge(START + after, moved, contended);
-                assert_eq!(judged, raised, "{:?}", (after, moved, contended, before));
+                let is = turn(&mut carrying(before), START + after, moved, contended);
+                assert_eq!(is, raised, "{:?}", (after, moved, contended, before));
             }
         }
     }
@@ -228,17 +278,17 @@ mod tests {
     #[test]
     fn a_thread_that_has_moved_nothing_yet_stays_as_it_is() {
         let mut priority = Priority { moved_at: None, ..carrying(false) };
-        assert!(!priority.judge(START, 0, true));
-        assert!(priority.judge(START, 1, true));
+        assert!(!turn(&mut priority, START, 0, true));
+        assert!(turn(&mut priority, START, 1, true));
     }
 
     #[test]
     fn a_quiet_thread_wakes_to_give_it_back() {
         let mut priority = carrying(true);
         assert_eq!(priority.deadline(), Some(START + QUIET));
-        priority.raised = priority.judge(START + QUIET, 0, true);
+        turn(&mut priority, START + QUIET, 0, true);
         assert_eq!((priority.raised, priority.deadline()), (false, None));
-        priority.raised = priority.judge(START + 2 * QUIET, 64, true);
+        turn(&mut priority, START + 2 * QUIET, 64, true);
         assert_eq!((priority.raised, priority.deadline()), (true, Some(START + 3 * QUIET)));
     }
 
@@ -253,7 +303,7 @@ mod tests {
             now = now + TURN;
             bytes += 64;
             let advice = idle.after_turn(now, true);
-            priority.raised = priority.judge(now, bytes, idle.is_contended());
+            turn(&mut priority, now, bytes, idle.is_contended());
             if seen.last() != Some(&(advice, priority.raised)) {
                 seen.push((advice, priority.raised));
             }
@@ -302,43 +352,54 @@ mod tests {
         assert!(!priority.is_raised());
     }
 
-    /// Whatever ends it ends being real-time: calm, silence, and a load that gains nothing.
+    /// Whatever ends it ends being of another class: calm, silence, and a load that gains nothing.
     #[test]
-    fn it_is_real_time_only_while_that_is_wanted_and_helps() {
+    fn it_is_of_another_class_only_while_that_helps() {
+        use Class::{Batch, Ordinary, RealTime};
+        use Gain::{Haste, Neither, Patience};
         let soon = START + TURN;
-        for (now, contended, gains, expected) in [
-            (soon, true, true, (true, true)),
-            (soon, true, false, (true, false)),
-            (soon, false, true, (false, false)),
-            (START + QUIET, true, true, (false, false)),
+        for (now, contended, gain, expected) in [
+            (soon, true, Haste, (true, RealTime)),
+            (soon, true, Neither, (true, Ordinary)),
+            (soon, true, Patience, (false, Batch)),
+            (soon, false, Haste, (false, Ordinary)),
+            (soon, false, Patience, (false, Batch)),
+            (START + QUIET, true, Haste, (false, Ordinary)),
+            (START + QUIET, true, Patience, (false, Ordinary)),
         ] {
-            for realtime in [false, true] {
-                let mut priority = Priority { realtime, ..carrying(true) };
-                let wanted = priority.judge(now, 0, contended);
-                let _ = priority.settle(wanted, gains, |_| Ok(()), |_| Ok(()));
-                let is = (priority.is_raised(), priority.is_realtime());
-                assert_eq!(is, expected, "{:?}", (now, contended, gains, realtime));
+            for class in [Ordinary, Batch, RealTime] {
+                let mut priority = Priority { class, ..carrying(true) };
+                priority.look(now, 0);
+                let _ = priority.settle(contended, gain, |_| Ok(()), |_| Ok(()));
+                let is = (priority.is_raised(), priority.class);
+                assert_eq!(is, expected, "{:?}", (now, contended, gain, class));
             }
         }
     }
 
     #[test]
-    fn it_is_real_time_only_as_long_as_it_may() {
+    fn it_is_of_a_class_only_as_long_as_it_may() {
         let denied = |_| Err(io::ErrorKind::PermissionDenied.into());
-        let mut priority = Priority { moved_at: Some(START), ..carrying(false) };
-        assert!(priority.set_realtime(false, |_| Ok(())).is_none(), "it is not");
-        assert!(priority.set_realtime(true, |_| Ok(())).expect("it is due").is_ok());
-        assert!(priority.set_realtime(true, |_| Ok(())).is_none(), "it is");
-        assert!(priority.is_realtime() && !priority.is_raised());
-        assert_eq!(priority.deadline(), Some(START + QUIET), "something to give back");
-        // That is never refused; if it were, it would be due as before.
-        assert!(priority.set_realtime(false, denied).expect("it is due").is_err());
-        assert!(priority.set_realtime(false, |_| Ok(())).expect("it is due").is_ok());
-        assert_eq!((priority.is_realtime(), priority.deadline()), (false, None));
-        assert!(priority.set_realtime(true, denied).expect("it is due").is_err());
-        assert!(priority.set_realtime(true, |_| Ok(())).is_none(), "it was refused");
-        let mut never = Priority { may_be_realtime: false, ..carrying(false) };
-        assert!(never.set_realtime(true, |_| Ok(())).is_none(), "it is not wanted");
+        for class in [Class::RealTime, Class::Batch] {
+            let mut priority = Priority { moved_at: Some(START), ..carrying(false) };
+            assert!(priority.set_class(Class::Ordinary, |_| Ok(())).is_none(), "it is");
+            assert!(priority.set_class(class, |_| Ok(())).expect("it is due").is_ok());
+            assert!(priority.set_class(class, |_| Ok(())).is_none(), "it is");
+            assert!(priority.class == class && !priority.is_raised());
+            assert_eq!(priority.deadline(), Some(START + QUIET), "something to give back");
+            // That is never refused; if it were, it would be due as before.
+            assert!(priority.set_class(Class::Ordinary, denied).expect("it is due").is_err());
+            assert!(priority.set_class(Class::Ordinary, |_| Ok(())).expect("it is due").is_ok());
+            assert_eq!((priority.class, priority.deadline()), (Class::Ordinary, None));
+            assert!(priority.set_class(class, denied).expect("it is due").is_err());
+            assert!(priority.set_class(class, |_| Ok(())).is_none(), "it was refused");
+        }
+        let never = Priority { may_be_realtime: false, may_be_batch: false, ..carrying(false) };
+        for (class, from) in [(Class::RealTime, Class::Batch), (Class::Batch, Class::RealTime)] {
+            let mut priority = Priority { class: from, ..never };
+            assert!(priority.set_class(class, |_| Ok(())).expect("it is due").is_ok());
+            assert_eq!(priority.class, Class::Ordinary, "instead of {class:?}");
+        }
     }
 
     /// Whoever may not raise it (this test, if it is not root) goes on as before.
@@ -347,19 +408,19 @@ mod tests {
         std::thread::spawn(|| {
             let usual = getpriority_process(None).unwrap();
             let mut priority = Priority { permitted: 20, ..Priority::of_this_thread(3, true) };
-            let [nice, policy] = priority.after_turn(START, 1 << 20, true, true);
+            let [nice, policy] = priority.after_turn(START, 1 << 20, true, Gain::Haste);
             let (nice, policy) = (nice.expect("it is due"), policy.expect("it is due"));
             let raised = usual - 3 * i32::from(nice.is_ok());
             assert_eq!(getpriority_process(None).unwrap(), raised.max(HIGHEST));
             assert_eq!(priority.is_raised(), nice.is_ok());
             assert_eq!(priority.is_realtime(), policy.is_ok());
-            let again = priority.after_turn(START, 1 << 20, true, true);
+            let again = priority.after_turn(START, 1 << 20, true, Gain::Haste);
             assert!(again.iter().all(Option::is_none), "it is done");
             // A load that gains nothing leaves it raised.
-            let [unchanged, back] = priority.after_turn(START, 1 << 20, true, false);
+            let [unchanged, back] = priority.after_turn(START, 1 << 20, true, Gain::Neither);
             assert_eq!((unchanged.is_some(), back.is_some()), (false, policy.is_ok()));
             assert_eq!(priority.is_raised(), nice.is_ok());
-            let [given_back, unchanged] = priority.after_turn(START, 1 << 20, false, true);
+            let [given_back, unchanged] = priority.after_turn(START, 1 << 20, false, Gain::Haste);
             assert_eq!(given_back.is_some(), nice.is_ok(), "if there is anything to give");
             assert!(unchanged.is_none());
             assert_eq!(getpriority_process(None).unwrap(), usual);

@@ -18,7 +18,7 @@ mod option;
 pub mod packet;
 pub mod passing;
 pub mod quiet;
-pub mod realtime;
+pub mod scheduling;
 pub mod seccomp;
 pub mod tcp;
 pub mod udp;

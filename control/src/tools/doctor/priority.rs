@@ -3,7 +3,7 @@
 use std::{fs, io, thread};
 
 use rustix::process::{getpriority_process, setpriority_process};
-use smcr_os::realtime;
+use smcr_os::scheduling::{self, Class};
 
 use super::Finding;
 use crate::config::BOOST;
@@ -25,8 +25,8 @@ impl Tried {
             let raised = getpriority_process(None).map(|usual| (usual - i32::from(BOOST)).max(-20));
             let nice = raised.and_then(|raised| setpriority_process(None, raised));
             let waits = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-            let realtime = match realtime::is_ordinary() {
-                true => realtime::set(true),
+            let realtime = match scheduling::is_ordinary() {
+                true => scheduling::set(Class::RealTime),
                 // What somebody has chosen for this process stays.
                 false => Ok(()),
             };
@@ -119,8 +119,8 @@ mod tests {
     fn the_outcome_is_that_of_who_may_or_may_not() {
         let before = getpriority_process(None).unwrap();
         let tried = Tried::on_this_host();
-        assert_eq!((getpriority_process(None).unwrap(), realtime::is_ordinary()), (before, true));
-        let direct = thread::spawn(|| realtime::set(true)).join().unwrap();
+        assert_eq!((getpriority_process(None).unwrap(), scheduling::is_ordinary()), (before, true));
+        let direct = thread::spawn(|| scheduling::set(Class::RealTime)).join().unwrap();
         assert_eq!(tried.realtime.is_ok(), direct.is_ok());
         let nobody = thread::spawn(|| {
             let mut sets = capabilities(None).unwrap();

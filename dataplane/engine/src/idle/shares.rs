@@ -2,6 +2,17 @@
 
 use std::time::Duration;
 
+/// What became of an offer of the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Nobody wanted it.
+    No,
+    /// Somebody had something to do, and did it.
+    Used,
+    /// Somebody kept it for as long as the scheduler allowed.
+    Lost,
+}
+
 /// What others had of our core lately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shares {

@@ -6,7 +6,8 @@ use smcr_rnic::Fabric;
 use super::Poller;
 use crate::affinity::Affinity;
 use crate::idle::Idle;
-use crate::priority::Priority;
+use crate::load::Company;
+use crate::priority::{Gain, Priority};
 use crate::streams::Streams;
 use crate::waits::Waits;
 
@@ -17,6 +18,7 @@ pub(super) struct Place {
     at_home: bool,
     contended: bool,
     refraining: bool,
+    gathering: bool,
     /// Whether the thread may run on several cores.
     has_choice: bool,
     waits: Waits,
@@ -29,6 +31,7 @@ impl Place {
             at_home: idle.wants_core(),
             contended: idle.is_contended(),
             refraining: idle.is_refraining(),
+            gathering: false,
             has_choice: affinity.cores().nth(1).is_some(),
             waits,
         }
@@ -49,21 +52,29 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let bytes = [counters.bytes_in.get(), counters.bytes_out.get()];
         // To ask takes some microseconds, on which requests wait.
         let waited = || idle.heeds_waits().then(|| place.waits.so_far());
-        let gains = self.load.gains_by_haste(now, bytes, waited);
+        let came = counters.connections_smc.get().wrapping_add(counters.connections_tcp.get());
+        let company = Company { came, there: self.connections.busy() };
+        let in_haste = self.load.gains_by_haste(now, bytes, company, waited);
+        let gain = match (idle.gathers(now), in_haste) {
+            (true, _) => Gain::Patience,
+            (false, true) => Gain::Haste,
+            (false, false) => Gain::Neither,
+        };
         let bytes = bytes[0].wrapping_add(bytes[1]);
         let contended = !self.stopping && idle.is_contended();
-        for changed in priority.after_turn(now, bytes, contended, gains).into_iter().flatten() {
+        for changed in priority.after_turn(now, bytes, contended, gain).into_iter().flatten() {
             counters.priority_raised.set(priority.is_raised().into());
             counters.realtime.set(priority.is_realtime().into());
             counters.priority_refused.add(changed.is_err().into());
         }
         idle.note_waits(self.load.waits());
+        idle.gather(self.load.is_short_connections());
         let apart = self.load.is_stream() && priority.may_be_realtime();
         idle.keep_apart(apart && place.has_choice);
     }
 
     /// Goes back to the thread's own core, or leaves it to others, if `idle` says so.
-    pub(super) fn settle(&self, idle: &Idle, place: &mut Place, affinity: &Affinity) {
+    pub(super) fn settle(&self, now: Instant, idle: &Idle, place: &mut Place, affinity: &Affinity) {
         let counters = &self.shared.counters;
         if idle.is_contended() != place.contended {
             place.contended = !place.contended;
@@ -74,6 +85,11 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             place.refraining = !place.refraining;
             counters.refraining.set(place.refraining.into());
             counters.refrainings.add(place.refraining.into());
+        }
+        if idle.gathers(now) != place.gathering {
+            place.gathering = !place.gathering;
+            counters.gathering.set(place.gathering.into());
+            counters.gatherings.add(place.gathering.into());
         }
         if idle.wants_core() != place.at_home {
             place.at_home = !place.at_home;

@@ -1,7 +1,11 @@
 use std::io::Write as _;
 use std::net::{self, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 
+use smcr_os::scheduling;
 use smcr_os::udp::{Steering, UdpSocket};
 use smcr_proto::{Gid, MacAddress, Mtu};
 use smcr_rnic::roce::udp::{self, Config, Place, Udp};
@@ -16,6 +20,8 @@ use crate::mail::Neighbours;
 use crate::mailbox::mailbox;
 use crate::names::{Activity, GroupId, LinkId, LlcBytes};
 use crate::near::Near;
+use crate::relay::pace::Pace;
+use crate::relay::tcp::Tcp;
 
 /// What the only poller of a process shares with the thread of the test.
 fn ends<F: Fabric>(
@@ -246,5 +252,74 @@ fn a_poller_in_a_crowd_takes_its_core_for_contended() {
             }
         }
         assert_eq!(idle.is_contended(), contended, "{may_be_realtime}, {carries}, {waits_ms}");
+    }
+}
+
+/// What a thread is advised and does, after a window of 10 ms.
+#[derive(Debug)]
+struct After {
+    sleeps: bool,
+    batch: bool,
+    /// Its counters `gathering` and `gatherings`.
+    told: [u64; 2],
+}
+
+/// A poller with so many connections, in windows of 10 ms in which so many come, something moves
+/// for each that is there, and its thread waits for so many microseconds: eight of them, and four
+/// in which none come.
+fn carry_short_connections(came: u64, there: u16, waits_us: u64) -> Vec<After> {
+    let waker = Waker::new().unwrap();
+    let (_control, commands) = mailbox(COMMANDS_MAX, waker.clone());
+    let (reports, _reports) = mailbox(1, Waker::new().unwrap());
+    let kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
+    let ends = ends::<Option<sim::Fabric>>(commands, reports, &waker);
+    let mut poller = Poller::new(None, kernel, ends, Region::new(1 << 20).unwrap());
+    for slot in 0..there {
+        let near = || Near::from(OwnedFd::from(UnixStream::pair().unwrap().0));
+        let far = Far::Tcp(Tcp::new(near(), Vec::new(), Vec::new(), false));
+        let id = ConnectionId { slot, generation: 1 };
+        poller.connections.insert(Box::new(Relay::new(id, near(), far, Pace::new(None))));
+    }
+    let affinity = Affinity::of_this_thread().unwrap();
+    let schedstat = tempfile::tempfile().unwrap();
+    let waits = Waits::told_by(Some(schedstat.try_clone().unwrap()));
+    let mut priority = Priority::of_this_thread(0, false);
+    let mut idle = Idle::new(Policy::Adaptive, Duration::from_millis(20));
+    let mut place = place::Place::at_first(&idle, &affinity, waits);
+    let windows = (1..=12).map(|window| (window, if window <= 8 { came } else { 0 }));
+    let carry = |(window, came): (u64, u64)| {
+        let now = Instant(window * 10_000_000);
+        let line = format!("0 {} 0", window * waits_us * 1000);
+        schedstat.write_all_at(line.as_bytes(), 0).unwrap();
+        (0..there).for_each(|slot| poller.load.note(slot));
+        poller.shared.counters.connections_tcp.add(came);
+        poller.shared.counters.bytes_in.add(64 * came);
+        poller.set_priority(now, &place, &mut priority, &mut idle);
+        let sleeps = idle.after_turn(now, false) == Advice::Sleep;
+        poller.settle(now, &idle, &mut place, &affinity);
+        let counters = &poller.shared.counters;
+        let told = [counters.gathering.get(), counters.gatherings.get()];
+        After { sleeps, batch: !scheduling::is_ordinary(), told }
+    };
+    windows.map(carry).collect()
+}
+
+/// A poller that carries many short connections, and waits for its core meanwhile, lets others go
+/// on: it sleeps as soon as nothing moves, and does not interrupt anybody when it wakes up.
+#[test]
+fn a_poller_with_short_connections_lets_others_go_on() {
+    for (came, there, waits_us, gathers) in
+        [(10, 5, 1000, true), (9, 5, 1000, false), (10, 4, 1000, false), (10, 5, 999, false)]
+    {
+        // The class of a thread is its own.
+        let carry = move || carry_short_connections(came, there, waits_us);
+        let seen = std::thread::spawn(carry).join().unwrap();
+        let [.., then, _, _, _, last] = &*seen else { panic!("twelve windows") };
+        let count = u64::from(gathers);
+        // Three windows say what the load is, three more for how much of them the thread waits.
+        assert!(seen.iter().take(5).all(|after| after.told == [0, 0]), "{seen:?}");
+        assert_eq!((then.batch, then.told), (gathers, [count; 2]), "{seen:?}");
+        assert!(then.sleeps || !gathers, "{seen:?}");
+        assert_eq!((last.batch, last.told), (false, [0, count]), "it is over: {seen:?}");
     }
 }

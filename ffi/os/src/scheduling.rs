@@ -1,10 +1,21 @@
-//! Real-time scheduling of the calling thread.
+//! How the kernel schedules the calling thread.
 //!
 //! The calls are made by number, because musl's wrappers refuse them.
 
 use std::io;
 
 use libc::c_long;
+
+/// How much a thread is in a hurry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// As threads usually are (`SCHED_OTHER`).
+    Ordinary,
+    /// When it wakes, it lets others go on, as long as its share permits (`SCHED_BATCH`).
+    Batch,
+    /// It runs before all ordinary threads (`SCHED_RR`, of the lowest real-time priority).
+    RealTime,
+}
 
 /// Whether the calling thread is an ordinary one (`SCHED_OTHER`).
 pub fn is_ordinary() -> bool {
@@ -13,16 +24,19 @@ pub fn is_ordinary() -> bool {
     policy & !i64::from(libc::SCHED_RESET_ON_FORK) == i64::from(libc::SCHED_OTHER)
 }
 
-/// Lets the calling thread run before all ordinary threads from now on (`SCHED_RR`, of the lowest
-/// real-time priority), or makes it an ordinary one again; its nice value stays. Threads and
-/// processes that it starts are ordinary in both cases.
+/// Makes the calling thread one of `class`; its nice value stays. Threads and processes that it
+/// starts are ordinary ones, whatever it is.
 ///
 /// # Errors
 ///
-/// What `sched_setscheduler(2)` says: `EPERM` for a thread that may not, for want of CAP_SYS_NICE
-/// or RLIMIT_RTPRIO, or because its cgroup has no real-time budget.
-pub fn set(on: bool) -> io::Result<()> {
-    let (policy, sched_priority) = if on { (libc::SCHED_RR, 1) } else { (libc::SCHED_OTHER, 0) };
+/// What `sched_setscheduler(2)` says: `EPERM` for a thread that may not become real-time, for want
+/// of CAP_SYS_NICE or RLIMIT_RTPRIO, or because its cgroup has no real-time budget.
+pub fn set(class: Class) -> io::Result<()> {
+    let (policy, sched_priority) = match class {
+        Class::Ordinary => (libc::SCHED_OTHER, 0),
+        Class::Batch => (libc::SCHED_BATCH, 0),
+        Class::RealTime => (libc::SCHED_RR, 1),
+    };
     // Also for an ordinary thread: without CAP_SYS_NICE the flag cannot be taken away.
     let policy = c_long::from(policy | libc::SCHED_RESET_ON_FORK);
     let parameters = libc::sched_param { sched_priority };
@@ -50,17 +64,19 @@ mod tests {
 
     /// A thread that may not (this test, if it is not root) stays as it is.
     #[test]
-    fn a_thread_becomes_real_time_and_is_as_before_afterwards() {
+    fn a_thread_changes_its_class_and_is_as_before_afterwards() {
         std::thread::spawn(|| {
-            set(false).unwrap();
+            set(Class::Ordinary).unwrap();
             let before = policy_and_nice();
             assert!(is_ordinary() && before.0 == "0", "{before:?}");
-            let may = set(true).is_ok();
+            let may = set(Class::RealTime).is_ok();
             assert_eq!(policy_and_nice().0, if may { "2" } else { "0" });
             assert_ne!(is_ordinary(), may);
             let child = std::thread::spawn(policy_and_nice).join().unwrap();
             assert_eq!(child.0, "0", "what it starts is ordinary");
-            set(false).unwrap();
+            set(Class::Batch).unwrap();
+            assert_eq!((policy_and_nice().0.as_str(), is_ordinary()), ("3", false));
+            set(Class::Ordinary).unwrap();
             assert_eq!((policy_and_nice(), is_ordinary()), (before, true));
         })
         .join()
