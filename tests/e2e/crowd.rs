@@ -2,11 +2,14 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::thread;
 use std::time::Duration;
+use std::{fs, panic, thread};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde_json::Value;
 
 use crate::clock::wait_until;
-use crate::gateway::{Pair, SETTLE_LIMIT, local};
+use crate::gateway::{Gateway, Pair, SETTLE_LIMIT, local};
 use crate::hosts::{CONNECT_LIMIT, Hosts, accept, set_limit};
 use crate::pattern::Pattern;
 
@@ -111,6 +114,61 @@ fn burst(hosts: &Hosts, listener: &TcpListener, count: u64, while_all_are_open: 
         assert_eq!(u64::from_be_bytes(answer), id);
     }
     while_all_are_open();
+}
+
+/// Short connections are mostly the work of control threads and applications. A poller that has no
+/// core to itself meanwhile does not run before them, and is as before when they are over.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn pollers_with_short_connections_let_others_go_on() {
+    let on_two_cores = || {
+        let mut two = CpuSet::new();
+        let all = sched_getaffinity(None).expect("the kernel's interface is large enough");
+        (0..CpuSet::MAX_CPU)
+            .filter(|&core| all.is_set(core))
+            .take(2)
+            .for_each(|core| two.set(core));
+        sched_setaffinity(None, &two).expect("some of its own");
+        let hosts = Hosts::new("pollers_with_short_connections_let_others_go_on");
+        let pair = Pair::start(&hosts, &[PORT]);
+        let listener = hosts.b.listen(local(PORT));
+        thread::scope(|scope| {
+            let load = scope.spawn(|| queue(&hosts, &listener, SHORT_EACH));
+            wait_until("both pollers let others go on", SETTLE_LIMIT, || {
+                assert!(!load.is_finished(), "neither while short connections came nor by now");
+                [&pair.a, &pair.b].iter().all(|gateway| policy(gateway) == SCHED_BATCH)
+            });
+        });
+        wait_until("they are as before", SETTLE_LIMIT, || {
+            [&pair.a, &pair.b].iter().all(|gateway| policy(gateway) == SCHED_OTHER)
+        });
+        for gateway in [&pair.a, &pair.b] {
+            let stats: Value = serde_json::from_str(&gateway.get("/stats")).expect("JSON");
+            let counters = &stats["pollers"][0]["counters"];
+            assert!(counters["gatherings"].as_u64() > Some(0), "{counters}");
+            assert_eq!(counters["gathering"], 0);
+        }
+        pair.assert_all_smc(WORKERS * SHORT_EACH);
+    };
+    // The cores of a thread are those of what it starts.
+    thread::scope(|scope| scope.spawn(on_two_cores).join())
+        .unwrap_or_else(|cause| panic::resume_unwind(cause));
+}
+
+const SCHED_OTHER: u8 = 0;
+const SCHED_BATCH: u8 = 3;
+
+/// How the kernel schedules the gateway's poller: field 41 of its `stat`.
+fn policy(gateway: &Gateway<'_>) -> u8 {
+    let threads = format!("/proc/{}/task", gateway.process.id());
+    let stat = fs::read_dir(threads)
+        .expect("it runs")
+        .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("stat")).ok())
+        .find(|stat| stat.contains("(poller-"))
+        .expect("it has a poller");
+    let fields = stat.rsplit_once(')').expect("a name in brackets").1;
+    let policy = fields.split_whitespace().nth(41 - 3).expect("the kernel is that new");
+    policy.parse().expect("a small number")
 }
 
 fn assert_active(pair: &Pair<'_>, connections: u64) {

@@ -64,7 +64,7 @@ counters! {
     /// Times that began.
     refrainings: count,
     /// Whether the thread lets others go on now when it wakes up, because it carries short
-    /// connections, most of whose work is theirs.
+    /// connections, most of whose work is theirs: 0 or 1.
     gathering: now,
     /// Times that began.
     gatherings: count,
@@ -78,8 +78,9 @@ counters! {
     priority_raised: now,
     /// Whether it is real-time now, because what it carries gains by that: 0 or 1.
     realtime: now,
-    /// Times the kernel refused to change the thread's priority or to make it real-time. A thread
-    /// that may not tries each once, and once more if it may raise its priority less far.
+    /// Times the kernel refused to change the thread's priority, to make it real-time, or a batch
+    /// thread. One that may not tries each once, and once more if it may raise its priority less
+    /// far.
     priority_refused: count,
     /// Times the thread has asked for memory. It does not while connections only carry bytes.
     allocations: count,

@@ -222,8 +222,7 @@ impl Idle {
         self.gathering.worth_it = worth_it;
     }
 
-    /// Whether the thread sleeps as soon as there is nothing to do, and had better let others go on
-    /// when it wakes up.
+    /// Whether the thread sleeps when there is nothing to do, and lets others go on when it wakes.
     pub fn gathers(&self, now: Instant) -> bool {
         self.gathering.goes_on(now)
     }
@@ -263,6 +262,10 @@ impl Idle {
 
     fn adapt(&mut self, now: Instant, moved: bool) -> Advice {
         if self.gathering.look(now, self.waits) {
+            if !self.is_contended() {
+                // Without offers, it would not be noticed if somebody keeps the core.
+                self.state = State::Contended { until: now + RETREAT_MIN };
+            }
             return if moved { Advice::Turn } else { Advice::Sleep };
         }
         let tries_core = self.apart && self.has_core && !self.home_kept;
@@ -415,8 +418,9 @@ impl Idle {
 
     /// Whether the thread has no core to itself, as far as it knows (others need the one on which
     /// it is, or it is finding out whether they still do), and may be drawn to its applications.
-    pub fn is_in_retreat(&self) -> bool {
+    pub fn is_in_retreat(&self, now: Instant) -> bool {
         match self.state {
+            _ if self.gathers(now) => false,
             State::Contended { .. } | State::Trying { home: false, .. } => !self.apart,
             State::Free { .. } | State::Refraining { .. } | State::Trying { home: true, .. } => {
                 false
@@ -578,7 +582,7 @@ mod tests {
         assert_eq!(block.after_turn(Instant(2), false), Advice::Sleep);
     }
 
-    /// Whatever the thread was doing about its core, it goes on with that afterwards.
+    /// Whatever it was doing about its core, it leaves that, and tries one again afterwards.
     #[test]
     fn with_short_connections_a_thread_that_waits_for_its_core_gathers() {
         let shares = Shares::default();
@@ -603,7 +607,12 @@ mod tests {
                 if gathers {
                     assert_eq!(advice, Advice::Turn, "{what:?}");
                     assert_eq!(idle.after_turn(START, false), Advice::Sleep, "{what:?}");
-                    assert_eq!((idle.state, idle.heeds_waits()), (state, true));
+                    assert!(idle.heeds_waits() && idle.is_contended() && !idle.wants_core());
+                    assert!(!idle.is_in_retreat(START), "the scheduler places it");
+                    idle.gather(false);
+                    idle.after_turn(START + SECOND, true);
+                    assert!(matches!(idle.state, State::Trying { home: false, .. }), "{what:?}");
+                    assert_eq!(idle.retreat, RETREAT_MIN, "nobody has kept it: {what:?}");
                 }
             }
         }
@@ -626,11 +635,14 @@ mod tests {
         idle.note_waits(COMPETES - 1);
         let almost = START + (GATHERS_FOR - Duration::from_nanos(1));
         assert_eq!(idle.after_turn(almost, true), Advice::Turn);
+        assert_eq!(idle.after_turn(START + GATHERS_FOR, true), Advice::Turn, "an attempt begins");
+        assert!(!idle.gathers(START + GATHERS_FOR) && !idle.is_contended());
         assert_eq!(idle.after_turn(START + GATHERS_FOR, true), Advice::Yield);
         idle.note_waits(COMPETES);
         assert_eq!(idle.after_turn(START + GATHERS_FOR, true), Advice::Turn);
+        assert!(idle.gathers(START + GATHERS_FOR));
         idle.gather(false);
-        assert_eq!(idle.after_turn(START + GATHERS_FOR, true), Advice::Yield);
+        assert!(!idle.gathers(START + GATHERS_FOR));
     }
 
     /// A poller that is always at work, and the time.
@@ -899,7 +911,7 @@ mod tests {
                 let expected = [own, retreat && !apart, contended, refraining];
                 let is = [
                     idle.wants_core(),
-                    idle.is_in_retreat(),
+                    idle.is_in_retreat(START),
                     idle.is_contended(),
                     idle.is_refraining(),
                 ];

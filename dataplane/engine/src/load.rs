@@ -34,8 +34,11 @@ pub(crate) struct Load {
     turns: u32,
     /// The direction in which something moved last: inward or not.
     inward: bool,
-    /// How often something has moved in it.
+    /// How often something has moved in it, and how often for another connection than before.
     times: u32,
+    others: u32,
+    /// The slot of the connection for which something has moved last.
+    slot: u16,
     /// The slots of the connections for which it has, a bit for each of 64 groups of slots. In a
     /// table of thousands, few connections are hardly ever of one group.
     slots: u64,
@@ -67,19 +70,12 @@ impl Settled {
     }
 }
 
-/// The connections of a poller.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Company {
-    /// How many have come so far.
-    pub(crate) came: u64,
-    /// How many are there now.
-    pub(crate) there: usize,
-}
-
 impl Load {
     /// Something moved for the connection in this slot.
     pub(crate) fn note(&mut self, slot: u16) {
         self.times = self.times.saturating_add(1);
+        let last = std::mem::replace(&mut self.slot, slot);
+        self.others = self.others.saturating_add(u32::from(slot != last));
         // Pollers may have every second slot, or every sixteenth.
         self.slots |= 1 << (slot.wrapping_mul(SPREAD) >> 10);
     }
@@ -94,13 +90,14 @@ impl Load {
 
     /// Whether the poller gains by running before everybody else, by what it carried lately, and
     /// leaves them some of its core. So many bytes have moved inward (read from applications) and
-    /// outward so far. If somebody wants to know how much the thread waits for a core, `waited`
-    /// says for how long it has so far. To be asked after each turn of the poller.
+    /// outward so far, and so many connections have come. If somebody wants to know how much the
+    /// thread waits for a core, `waited` says for how long it has so far. To be asked after each
+    /// turn of the poller.
     pub(crate) fn gains_by_haste(
         &mut self,
         now: Instant,
         bytes: [u64; 2],
-        company: Company,
+        came: u64,
         waited: impl FnOnce() -> Option<Duration>,
     ) -> bool {
         self.look(bytes);
@@ -120,11 +117,8 @@ impl Load {
                 _ if few || large => (self.gaining + 1).min(STEADY),
                 _ => 0,
             };
-            let came = company.came.wrapping_sub(self.came);
-            let short = !large
-                && came >= NEWCOMERS
-                && company.there > FEW as usize
-                && u64::from(self.times) <= came * PIECES;
+            let newcomers = came.wrapping_sub(self.came);
+            let short = !large && self.is_short(newcomers, window);
             *self = Self {
                 since: now,
                 bytes,
@@ -132,7 +126,8 @@ impl Load {
                 inward: self.inward,
                 gaining,
                 stream: if self.times == 0 { self.stream } else { self.stream.after(stream) },
-                came: company.came,
+                came,
+                slot: self.slot,
                 short: self.short.after(short),
                 waited,
                 waits,
@@ -153,6 +148,16 @@ impl Load {
     /// Whether nearly all that it carries is that of many short connections.
     pub(crate) fn is_short_connections(&self) -> bool {
         self.short.is
+    }
+
+    /// Whether the window, of this length, was one of many short connections: so many have come.
+    fn is_short(&self, newcomers: u64, window: Duration) -> bool {
+        let least = if self.short.is { NEWCOMERS / 2 } else { NEWCOMERS };
+        let many = Duration::from_millis(newcomers.saturating_mul(1000)) >= window * least;
+        let little_else = u64::from(self.times) <= newcomers * PIECES;
+        // One after another, each has all its pieces in a row.
+        let mixed = u64::from(self.others) * 2 >= newcomers * 3;
+        many && little_else && mixed
     }
 
     /// For how much of the time the thread has waited for a core lately, in percent: for as much in
@@ -199,10 +204,10 @@ const SPREAD: u16 = 0x9e37;
 const FEW: u32 = 4;
 /// Bytes at a time that are as many as one can wish, on average.
 const LARGE: u64 = 4096;
-/// So many connections must come in a window (1,000 a second), with no more pieces than this for
-/// each of them: with a request and its answer there are two to four.
-const NEWCOMERS: u64 = 10;
-const PIECES: u64 = 16;
+/// So many connections must come in a second, or half as many once that has been so, with no more
+/// pieces than this for each of them: with a request and its answer there are two to four.
+const NEWCOMERS: u32 = 1000;
+const PIECES: u64 = 8;
 /// What goes on in one direction turns at most once in so many times.
 const ONE_WAY: u32 = 8;
 
@@ -241,8 +246,7 @@ mod tests {
             }
         }
         load.slept(at, at + window.slept);
-        let came = load.came + window.came;
-        load.gains_by_haste(at, moved, Company { came, there: connections.into() }, || None)
+        load.gains_by_haste(at, moved, load.came + window.came, || None)
     }
 
     #[test]
@@ -304,15 +308,15 @@ mod tests {
 
     #[test]
     fn many_short_connections_are_told_from_others() {
-        let short = Window { came: NEWCOMERS, turns_after: 2, ..window(32, 1, 64) };
+        let short = Window { came: 10, turns_after: 2, ..window(10, 2, 64) };
         for (what, window, is_short) in [
-            ("as many as that", short, true),
+            ("a thousand a second", short, true),
             ("at the peer, where another turns first", Window { turns_after: 1, ..short }, true),
-            ("fewer", Window { came: NEWCOMERS - 1, ..short }, false),
-            ("one after another", Window { slots: (4, 1), pieces: 5, ..short }, false),
-            ("five at a time", Window { slots: (5, 1), pieces: 5, ..short }, true),
-            ("that carry as much as that", Window { pieces: 5, ..short }, true),
-            ("beside others that carry more", Window { pieces: 6, ..short }, false),
+            ("fewer", Window { came: 9, ..short }, false),
+            ("mostly another one's turn", Window { slots: (16, 1), pieces: 1, ..short }, true),
+            ("one after another", Window { slots: (14, 1), pieces: 1, ..short }, false),
+            ("as much as that for each", Window { pieces: 8, ..short }, true),
+            ("beside others that carry more", Window { pieces: 9, ..short }, false),
             ("beside a stream", Window { bytes: 2 * LARGE, ..short }, false),
         ] {
             let mut load = Load::default();
@@ -326,7 +330,12 @@ mod tests {
             };
             assert_eq!(run(window), [false, false, is_short], "{what}");
             assert_eq!(run(window), [is_short; 3], "{what}");
-            // They are over when three windows in a row have said so, also by silence.
+            // Half as many are enough to go on, and three windows in a row end it, also of silence.
+            assert_eq!(
+                run(Window { came: window.came / 2, pieces: 1, ..window }),
+                [is_short; 3],
+                "{what}"
+            );
             let quiet = Window { pieces: 0, came: 0, ..window };
             assert_eq!(run(quiet), [is_short, is_short, false], "{what}");
         }
@@ -340,7 +349,7 @@ mod tests {
             let (mut at, mut total) = (Instant(0), Duration::from_secs(1));
             let mut run = |waited: u32, asked: bool| {
                 (at, total) = (at + WINDOW, total + WINDOW * waited / 100);
-                load.gains_by_haste(at, [0, 0], Company::default(), || asked.then_some(total));
+                load.gains_by_haste(at, [0, 0], 0, || asked.then_some(total));
                 load.waits()
             };
             run(0, true);

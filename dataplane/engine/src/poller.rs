@@ -181,7 +181,7 @@ impl<F: Fabric> Poller<F, Kernel> {
                     self.load.slept(before, now);
                 }
             }
-            self.settle(now, &idle, &mut place, affinity);
+            self.settle(&idle, &mut place, affinity);
             self.draw_near(now, &idle, affinity);
         }
     }

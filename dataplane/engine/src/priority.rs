@@ -97,6 +97,11 @@ impl Priority {
         self.class == Class::RealTime
     }
 
+    /// Whether it lets others go on when it wakes up.
+    pub fn is_batch(&self) -> bool {
+        self.class == Class::Batch
+    }
+
     /// Whether it may become real-time, as far as it knows.
     pub fn may_be_realtime(&self) -> bool {
         self.may_be_realtime

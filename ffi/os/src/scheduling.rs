@@ -11,7 +11,8 @@ use libc::c_long;
 pub enum Class {
     /// As threads usually are (`SCHED_OTHER`).
     Ordinary,
-    /// When it wakes, it lets others go on, as long as its share permits (`SCHED_BATCH`).
+    /// It has the share of an ordinary one, but when it wakes up, it does not interrupt whoever
+    /// runs (`SCHED_BATCH`).
     Batch,
     /// It runs before all ordinary threads (`SCHED_RR`, of the lowest real-time priority).
     RealTime,

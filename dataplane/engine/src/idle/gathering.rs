@@ -3,11 +3,11 @@
 //! Short connections are mostly the work of others: control threads, applications, the kernel. A
 //! poller that carries many of them and waits for its core now and then competes with those who
 //! bring it work, and interrupts them thousands of times a second. So it gathers work meanwhile: it
-//! sleeps as soon as there is none, and when it wakes up, whoever runs goes on for a while
-//! ([`Priority`](crate::priority::Priority)). (On two cores, with both gateways, their applications
-//! and 32 connections at a time, 15 % more connections were made by that, and pollers slept 0.5
-//! times for each of them instead of four times. 8 to 128 connections that stay, with a request
-//! each, were answered 5 to 12 % slower.)
+//! sleeps as soon as there is none, the scheduler places it, and when it wakes up, whoever runs
+//! goes on for a while ([`Priority`](crate::priority::Priority)). (On two cores, with both
+//! gateways, their applications and 32 connections at a time, 15 % more connections were made by
+//! that, and pollers slept 1.2 times for each of them instead of four times. 8 to 128 connections
+//! that stay, with a request each, were answered 5 to 12 % slower.)
 
 use std::time::Duration;
 

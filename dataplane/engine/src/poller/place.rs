@@ -6,7 +6,6 @@ use smcr_rnic::Fabric;
 use super::Poller;
 use crate::affinity::Affinity;
 use crate::idle::Idle;
-use crate::load::Company;
 use crate::priority::{Gain, Priority};
 use crate::streams::Streams;
 use crate::waits::Waits;
@@ -18,7 +17,6 @@ pub(super) struct Place {
     at_home: bool,
     contended: bool,
     refraining: bool,
-    gathering: bool,
     /// Whether the thread may run on several cores.
     has_choice: bool,
     waits: Waits,
@@ -31,7 +29,6 @@ impl Place {
             at_home: idle.wants_core(),
             contended: idle.is_contended(),
             refraining: idle.is_refraining(),
-            gathering: false,
             has_choice: affinity.cores().nth(1).is_some(),
             waits,
         }
@@ -53,8 +50,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         // To ask takes some microseconds, on which requests wait.
         let waited = || idle.heeds_waits().then(|| place.waits.so_far());
         let came = counters.connections_smc.get().wrapping_add(counters.connections_tcp.get());
-        let company = Company { came, there: self.connections.busy() };
-        let in_haste = self.load.gains_by_haste(now, bytes, company, waited);
+        let in_haste = self.load.gains_by_haste(now, bytes, came, waited);
         let gain = match (idle.gathers(now), in_haste) {
             (true, _) => Gain::Patience,
             (false, true) => Gain::Haste,
@@ -67,6 +63,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             counters.realtime.set(priority.is_realtime().into());
             counters.priority_refused.add(changed.is_err().into());
         }
+        if priority.is_batch() != (counters.gathering.get() == 1) {
+            counters.gathering.set(priority.is_batch().into());
+            counters.gatherings.add(priority.is_batch().into());
+        }
         idle.note_waits(self.load.waits());
         idle.gather(self.load.is_short_connections());
         let apart = self.load.is_stream() && priority.may_be_realtime();
@@ -74,7 +74,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Goes back to the thread's own core, or leaves it to others, if `idle` says so.
-    pub(super) fn settle(&self, now: Instant, idle: &Idle, place: &mut Place, affinity: &Affinity) {
+    pub(super) fn settle(&self, idle: &Idle, place: &mut Place, affinity: &Affinity) {
         let counters = &self.shared.counters;
         if idle.is_contended() != place.contended {
             place.contended = !place.contended;
@@ -85,11 +85,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             place.refraining = !place.refraining;
             counters.refraining.set(place.refraining.into());
             counters.refrainings.add(place.refraining.into());
-        }
-        if idle.gathers(now) != place.gathering {
-            place.gathering = !place.gathering;
-            counters.gathering.set(place.gathering.into());
-            counters.gatherings.add(place.gathering.into());
         }
         if idle.wants_core() != place.at_home {
             place.at_home = !place.at_home;
@@ -102,7 +97,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Moves a thread that has no core to itself to where its applications run, or back.
     pub(super) fn draw_near(&mut self, now: Instant, idle: &Idle, affinity: &Affinity) {
-        let Some(core) = self.nearness.decide(now, idle.is_in_retreat()) else { return };
+        let Some(core) = self.nearness.decide(now, idle.is_in_retreat(now)) else { return };
         let counters = &self.shared.counters;
         let moved = match core {
             Some(core) => affinity.move_to(core),
