@@ -65,8 +65,8 @@ pub(super) fn finding(tried: &Tried) -> Finding {
         return Finding::ok(name, may);
     }
     let found = format!(
-        "{may}, but those that carry streams and have no core of their own do not notice it: this \
-         kernel does not count waits"
+        "{may}, but those that carry streams may not notice it, and those that carry short \
+         connections do not let others go on: this kernel does not count waits"
     );
     Finding::warn(name, found, "use a kernel with CONFIG_SCHED_INFO, and a /proc that shows it")
 }
