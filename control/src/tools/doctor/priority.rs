@@ -65,7 +65,7 @@ pub(super) fn finding(tried: &Tried) -> Finding {
         return Finding::ok(name, may);
     }
     let found = format!(
-        "{may}, but those that carry streams may not notice it, and those that carry short \
+        "{may}, but those that carry streams may miss it, and those that carry short \
          connections do not let others go on: this kernel does not count waits"
     );
     Finding::warn(name, found, "use a kernel with CONFIG_SCHED_INFO, and a /proc that shows it")
