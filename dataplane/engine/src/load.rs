@@ -249,6 +249,15 @@ mod tests {
         load.gains_by_haste(at, moved, load.came + window.came, || None)
     }
 
+    /// Three windows of this kind, which follow those before, and what is said after each.
+    fn carry_three(load: &mut Load, window: Window, says: fn(&Load) -> bool) -> [bool; 3] {
+        [(); 3].map(|()| {
+            let at = load.since + WINDOW;
+            carry(load, at, window);
+            says(load)
+        })
+    }
+
     #[test]
     fn each_load_gains_or_not() {
         for (window, gains) in [
@@ -290,14 +299,7 @@ mod tests {
             ("small pieces", window(1, 100, LARGE - 1), false),
         ] {
             let mut load = Load::default();
-            let mut at = Instant(0);
-            let mut run = |window: Window| {
-                [1, 2, 3].map(|_| {
-                    at = at + WINDOW;
-                    carry(&mut load, at, window);
-                    load.is_stream()
-                })
-            };
+            let mut run = |window| carry_three(&mut load, window, Load::is_stream);
             assert_eq!(run(window), [false, false, stream], "{what}");
             // One window that says something else, or nothing, changes nothing.
             assert_eq!(run(Window { pieces: 0, ..window }), [stream; 3], "{what}");
@@ -320,14 +322,7 @@ mod tests {
             ("beside a stream", Window { bytes: 2 * LARGE, ..short }, false),
         ] {
             let mut load = Load::default();
-            let mut at = Instant(0);
-            let mut run = |window: Window| {
-                [1, 2, 3].map(|_| {
-                    at = at + WINDOW;
-                    carry(&mut load, at, window);
-                    load.is_short_connections()
-                })
-            };
+            let mut run = |window| carry_three(&mut load, window, Load::is_short_connections);
             assert_eq!(run(window), [false, false, is_short], "{what}");
             assert_eq!(run(window), [is_short; 3], "{what}");
             // Half as many are enough to go on, and three windows in a row end it, also of silence.

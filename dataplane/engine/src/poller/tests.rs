@@ -214,6 +214,16 @@ fn what_a_turn_sends_to_this_host_it_takes_in_itself() {
 
 const ROUNDS: u8 = 100;
 
+/// A poller without an RNIC, to which nobody says anything.
+fn without_rnic() -> Poller<Option<sim::Fabric>, Kernel> {
+    let waker = Waker::new().unwrap();
+    let (_, commands) = mailbox(COMMANDS_MAX, waker.clone());
+    let (reports, _) = mailbox(1, Waker::new().unwrap());
+    let kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
+    let ends = ends::<Option<sim::Fabric>>(commands, reports, &waker);
+    Poller::new(None, kernel, ends, Region::new(1 << 20).unwrap())
+}
+
 /// A poller without a core of its own that carries a stream, may be real-time, and waits for a
 /// third of the time leaves its core, if there is another one.
 #[test]
@@ -226,12 +236,7 @@ fn a_poller_in_a_crowd_takes_its_core_for_contended() {
         (true, 64, 3, false),
         (true, 1 << 20, 2, false),
     ] {
-        let waker = Waker::new().unwrap();
-        let (_control, commands) = mailbox(COMMANDS_MAX, waker.clone());
-        let (reports, _reports) = mailbox(1, Waker::new().unwrap());
-        let kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
-        let ends = ends::<Option<sim::Fabric>>(commands, reports, &waker);
-        let mut poller = Poller::new(None, kernel, ends, Region::new(1 << 20).unwrap());
+        let mut poller = without_rnic();
         let mut priority = Priority::of_this_thread(0, may_be_realtime);
         let mut idle = Idle::new(Policy::Adaptive, Duration::from_millis(20)).without_core();
         for window in 1..10 {
@@ -264,12 +269,7 @@ struct After {
 /// another one each time, and its thread waits for so many microseconds: eight of them, and four in
 /// which none come.
 fn carry_short_connections(came: u64, pieces: u16, waits_us: u64) -> Vec<After> {
-    let waker = Waker::new().unwrap();
-    let (_control, commands) = mailbox(COMMANDS_MAX, waker.clone());
-    let (reports, _reports) = mailbox(1, Waker::new().unwrap());
-    let kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
-    let ends = ends::<Option<sim::Fabric>>(commands, reports, &waker);
-    let mut poller = Poller::new(None, kernel, ends, Region::new(1 << 20).unwrap());
+    let mut poller = without_rnic();
     let affinity = Affinity::of_this_thread().unwrap();
     let schedstat = tempfile::tempfile().unwrap();
     let waits = Waits::told_by(Some(schedstat.try_clone().unwrap()));
