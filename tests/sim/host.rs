@@ -10,7 +10,7 @@ use smcr_engine::allowance::Allowance;
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{Activity, Ending, KeyChange, Owners, PeerElement};
-use smcr_engine::limits::{COMMANDS_MAX, FILL_PER_TURN_MAX, LETTERS_MAX};
+use smcr_engine::limits::{COMMANDS_MAX, LETTERS_MAX, SEND_CHUNK_BYTES};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
 use smcr_engine::{Command, ConnectionId, Established, GroupId, LinkId, LlcBytes, Poller, Report};
@@ -464,7 +464,7 @@ impl Place {
         let gid = Gid::from_ipv4([10, 9, index, number]);
         let mac = MacAddress([2, 0, 0, 0, index, number]);
         let (mut rnic, fabric) = network.rnic(Port { gid, mac, mtu: Mtu::B1024 });
-        let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
+        let memory = Region::new(sizes.send_chunks * SEND_CHUNK_BYTES as usize).unwrap();
         rnic.send_from(&memory).unwrap();
         let domain = rnic.open_domain().unwrap();
         let registration = rnic.register(domain, rmb.region()).unwrap();

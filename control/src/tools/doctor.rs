@@ -3,6 +3,7 @@
 //! Each finding tries the thing itself where that is harmless, because what a host claims and what
 //! it allows are different. Nothing is changed.
 
+mod copies;
 pub mod peer;
 mod priority;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
+use smcr_engine::spacing::{self, Copies};
 use smcr_memory::Region;
 use smcr_os::interface::preferred_address;
 use smcr_os::packet::{Carries, PacketSocket};
@@ -130,6 +132,7 @@ pub fn examine() -> Vec<Finding> {
             cores::free(&Board::of_this_machine()).len(),
         ),
         priority::finding(&priority::Tried::on_this_host()),
+        copies::finding(Copies::measure(), spacing::try_it()),
         descriptor_limit(descriptors.current, descriptors.maximum),
         memory_lock(getrlimit(Resource::Memlock).current),
         confinement(confine::possible()),

@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::hot::Hot;
 use crate::limits::{EVENTS_PER_TURN_MAX, EVENTS_PER_TURN_MIN};
 use crate::near::Near;
+use crate::spacing::{Spacer, WORTH_SPACING};
 use crate::streams::{Ahead, Event, Key, Streams};
 
 /// An epoll over sockets, and over whatever else must end a sleep.
@@ -41,6 +42,8 @@ pub struct Kernel {
     fresh: bool,
     /// Whether the RNIC has a descriptor that tells when packets have come.
     has_rnic: bool,
+    /// Moves what this thread sends in its page; none where the kernel copies fast.
+    spacer: Option<Spacer>,
     pub(crate) hot: Hot,
 }
 
@@ -81,6 +84,7 @@ impl Kernel {
             skipped: 0,
             fresh: false,
             has_rnic: rnic.is_some(),
+            spacer: Spacer::if_useful(),
             hot: Hot::default(),
         })
     }
@@ -122,6 +126,14 @@ impl Kernel {
             rings.drain(socket);
         }
         Ok(read)
+    }
+
+    /// To be called before `len` bytes are offered to a socket.
+    fn space(&mut self, stream: &Near, len: usize) {
+        let Some(spacer) = &mut self.spacer else { return };
+        if len >= WORTH_SPACING && stream.loops_back() && spacer.space().is_err() {
+            self.spacer = None;
+        }
     }
 
     /// Sees to it that a sleep that begins at `now` ends at `deadline` at the latest.
@@ -296,7 +308,10 @@ impl Streams for Kernel {
     fn write(&mut self, stream: &Near, bytes: &Readable<'_>) -> io::Result<usize> {
         let socket = stream.as_fd();
         match stream.rings() {
-            None => smcr_os::send(socket, bytes),
+            None => {
+                self.space(stream, bytes.len());
+                smcr_os::send(socket, bytes)
+            }
             Some(rings) => {
                 self.hot.attend(rings);
                 rings.write(socket, |span| foreign::copy(bytes, span))
@@ -319,6 +334,7 @@ impl Streams for Kernel {
             self.hot.attend(rings);
             return rings.write(stream.as_fd(), |span| foreign::copy_in(span, bytes));
         }
+        self.space(stream, bytes.len());
         Ok(rustix::net::send(stream, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
     }
 
@@ -473,6 +489,27 @@ mod tests {
         let (application, near) = connection(&mut kernel);
         drop(application);
         assert!(!kernel.is_to_reset(&near));
+    }
+
+    /// Where copies are fast, there is no spacer, so this one is put there.
+    #[test]
+    fn what_is_long_and_for_a_program_on_this_host_is_moved() {
+        let mut kernel =
+            Kernel::new(Waker::new().unwrap().descriptor(), None, Clock::new()).unwrap();
+        let (_application, near) = connection(&mut kernel);
+        let (unix, _program) = std::os::unix::net::UnixStream::pair().unwrap();
+        let program = Near::of_program(unix.into(), AtEnd::default(), None);
+        kernel.spacer = Some(Spacer::anywhere());
+        for (stream, len, moves) in [
+            (&near, WORTH_SPACING - 1, false),
+            (&near, WORTH_SPACING, true),
+            (&program, WORTH_SPACING, false),
+        ] {
+            let before = kernel.spacer.as_ref().unwrap().pending();
+            kernel.write_slice(stream, &vec![0; len]).unwrap();
+            let after = kernel.spacer.as_ref().unwrap().pending();
+            assert_eq!(after > before, moves, "{len} bytes to {stream:?}");
+        }
     }
 
     /// A poller that asks its RNIC for packets each time it wakes makes a system call in vain for

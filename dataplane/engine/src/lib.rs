@@ -20,6 +20,7 @@
 //! - `parked`: CDC messages that came before their connection, or before others.
 //! - [`idle`]: what to do when nothing moved: spin, yield or sleep.
 //! - [`affinity`]: on which cores it runs.
+//! - [`spacing`]: at which offsets in their pages bytes wait for readers.
 //! - [`allowance`], `paced`: how fast connections may carry bytes, and who waits because of it.
 //! - [`counters`], [`gauges`]: what others may read while we run.
 #![forbid(unsafe_code)]
@@ -52,6 +53,7 @@ pub mod priority;
 mod relay;
 mod reports;
 mod requests;
+pub mod spacing;
 pub mod stages;
 pub mod streams;
 mod sync;

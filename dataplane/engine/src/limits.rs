@@ -25,8 +25,11 @@ pub const HOT_RINGS_MAX: usize = 64;
 /// Connections that had to wait until they may carry more, and get their turn in one turn of the
 /// poller.
 pub const PACED_PER_TURN_MAX: usize = 64;
-/// Bytes read from one socket in one turn; also the size of a send chunk.
+/// Bytes read from one socket in one turn.
 pub const FILL_PER_TURN_MAX: u32 = 131_072;
+/// The size of a send chunk. Chunks begin at different offsets in their pages, so that of a sender
+/// whose bytes are where the kernel copies slowly to one of them (`spacing`), others get them fast.
+pub const SEND_CHUNK_BYTES: u32 = FILL_PER_TURN_MAX + 192;
 /// Bytes that sockets have not taken, of all connections over TCP, before less is read of each at a
 /// time: readers that are slow must not take all memory.
 pub const BACKLOG_BYTES_MAX: usize = 16 << 20;

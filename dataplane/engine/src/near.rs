@@ -1,10 +1,12 @@
 //! What a stream is to the kernel: a socket, and perhaps rings by which its bytes go.
 
+use std::cell::OnceCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use smcgate_rings::Gateway;
+use smcr_os::tcp::largest_segment;
 
 /// A socket. Of a local program that shares memory with us, it carries no bytes: those go by the
 /// rings, and the socket says when there are any.
@@ -14,6 +16,8 @@ pub struct Near {
     /// Of a Unix socket, by which a program on this host has the connection: how it is to end.
     program: Option<AtEnd>,
     rings: Option<Arc<Gateway>>,
+    /// Whether it is a TCP connection to this host, once somebody has asked.
+    loops_back: OnceCell<bool>,
 }
 
 /// How the connection of a program ends when nobody has the program's socket any more: as closed,
@@ -40,7 +44,7 @@ impl AtEnd {
 impl Near {
     /// The Unix socket of a program on this host, whose bytes go by these rings if there are any.
     pub fn of_program(socket: OwnedFd, at_end: AtEnd, rings: Option<Arc<Gateway>>) -> Self {
-        Self { socket, program: Some(at_end), rings }
+        Self { socket, program: Some(at_end), rings, loops_back: OnceCell::from(false) }
     }
 
     /// Whether it is the Unix socket of a program.
@@ -53,6 +57,15 @@ impl Near {
         self.program.as_ref().is_some_and(AtEnd::is_reset)
     }
 
+    /// Whether it is a TCP connection to a program on this host, so that this host's CPUs copy to
+    /// the reader what is sent.
+    pub(crate) fn loops_back(&self) -> bool {
+        // Whatever its addresses, it goes by the loopback device. No other has such segments.
+        *self.loops_back.get_or_init(|| {
+            largest_segment(self.as_fd()).is_ok_and(|bytes| bytes >= LOOPBACK_SEGMENT_MIN)
+        })
+    }
+
     /// Its rings, if it has some.
     pub(crate) fn rings(&self) -> Option<&Arc<Gateway>> {
         self.rings.as_ref()
@@ -62,7 +75,7 @@ impl Near {
 /// A TCP socket.
 impl From<OwnedFd> for Near {
     fn from(socket: OwnedFd) -> Self {
-        Self { socket, program: None, rings: None }
+        Self { socket, program: None, rings: None, loops_back: OnceCell::new() }
     }
 }
 
@@ -71,6 +84,10 @@ impl AsFd for Near {
         self.socket.as_fd()
     }
 }
+
+/// Segments of loopback have 64 KiB, or half of that while the receiver's window is small; others
+/// have 9,000 bytes at most.
+const LOOPBACK_SEGMENT_MIN: u32 = 16_384;
 
 impl Drop for Near {
     fn drop(&mut self) {

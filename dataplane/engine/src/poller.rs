@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smcr_memory::{Region, SendPool};
+use smcr_os::Placed;
 use smcr_proto::Instant;
 use smcr_rnic::{Completion, Fabric};
 
@@ -24,7 +25,9 @@ use crate::gauges::Gauges;
 use crate::handoff::{Command, LetterOf, Report};
 use crate::idle::{Advice, Idle, Taken};
 use crate::kernel::Kernel;
-use crate::limits::{EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, HOT_RINGS_MAX, REAP_PER_TURN_MAX};
+use crate::limits::{
+    EVENTS_PER_TURN_MAX, FILL_PER_TURN_MAX, HOT_RINGS_MAX, REAP_PER_TURN_MAX, SEND_CHUNK_BYTES,
+};
 use crate::links::Links;
 use crate::load::Load;
 use crate::mail::{Mail, Neighbours};
@@ -84,7 +87,7 @@ pub struct Poller<F: Fabric, S: Streams> {
     mail: Mail<Migrant<S::Stream>>,
     reports: Reports<S::Stream>,
     /// A buffer for bytes on their way from one socket to another.
-    scratch: Box<[u8]>,
+    scratch: Placed,
     /// Bytes that sockets have not taken yet, of all connections over TCP.
     backlog_bytes: usize,
     shared: Shared<F, S>,
@@ -121,14 +124,14 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         Self {
             fabric,
             streams,
-            pool: SendPool::new(memory, FILL_PER_TURN_MAX),
+            pool: SendPool::new(memory, SEND_CHUNK_BYTES),
             links: Links::default(),
             connections: Connections::new(),
             work: WorkLists::default(),
             moves: Moves::default(),
             mail: Mail::new(ends.letters, ends.neighbours, ends.owners, ends.index),
             reports: Reports::new(ends.reports),
-            scratch: vec![0; FILL_PER_TURN_MAX as usize].into(),
+            scratch: Placed::for_received(FILL_PER_TURN_MAX as usize),
             backlog_bytes: 0,
             shared: Shared { commands, waker, counters, gauges, observe },
             arrived: Arrived {

@@ -187,6 +187,12 @@ pub struct Readable<'a> {
 }
 
 impl Readable<'_> {
+    /// How many bytes these are.
+    #[allow(clippy::len_without_is_empty, reason = "nobody writes what is empty")]
+    pub fn len(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.len).sum()
+    }
+
     /// Copies as many bytes as fit to the start of `out`, in stream order, and returns how many:
     /// what `send` does, for sockets that are not the kernel's.
     pub fn copy_out(&self, out: &mut [u8]) -> usize {

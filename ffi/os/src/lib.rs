@@ -17,6 +17,7 @@ pub mod offload;
 mod option;
 pub mod packet;
 pub mod passing;
+pub mod placed;
 pub mod quiet;
 pub mod scheduling;
 pub mod seccomp;
@@ -26,4 +27,5 @@ pub mod vectored;
 
 pub use lent::{Exposed, Extent, Lent};
 pub use mapping::{HUGE_PAGE, Mapping};
+pub use placed::Placed;
 pub use vectored::{Foreign, Piece, receive, send};

@@ -46,6 +46,15 @@ pub fn saved_syn(connection: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(syn)
 }
 
+/// The largest segment that a connection sends now, in bytes (TCP_MAXSEG).
+///
+/// # Errors
+///
+/// As `getsockopt(2)`.
+pub fn largest_segment(connection: BorrowedFd<'_>) -> io::Result<u32> {
+    option::get(connection, libc::IPPROTO_TCP, libc::TCP_MAXSEG).map(i32::cast_unsigned)
+}
+
 /// Marks the packets of a socket, for firewalls, routing rules and eBPF programs (SO_MARK).
 ///
 /// # Errors

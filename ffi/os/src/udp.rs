@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use libc::{c_int, cmsghdr, iovec, mmsghdr, msghdr};
 
 use crate::option;
+use crate::placed::Placed;
 use address::Name;
 pub use steering::Steering;
 
@@ -72,7 +73,7 @@ pub struct ReceiveRing {
 /// The memory that the kernel fills for one element of a burst.
 #[derive(Debug)]
 struct Buffer {
-    bytes: Box<[u8]>,
+    bytes: Placed,
     len: usize,
     source: SocketAddr,
     segment_len: usize,
@@ -294,7 +295,7 @@ impl ReceiveRing {
     pub fn new(count: usize) -> Self {
         assert!(0 < count && count <= RECEIVE_BURST);
         let buffer = || Buffer {
-            bytes: vec![0; DATAGRAM_MAX].into(),
+            bytes: Placed::for_received(DATAGRAM_MAX),
             len: 0,
             source: NO_SOURCE,
             segment_len: 0,

@@ -11,7 +11,7 @@ use smcgate::groups::{Event, Groups, Lan, Pollers, Port, PortId, Settings};
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
 use smcr_engine::handoff::{Ending, Owners};
-use smcr_engine::limits::{COMMANDS_MAX, CONNECTIONS_MAX, FILL_PER_TURN_MAX, LETTERS_MAX};
+use smcr_engine::limits::{COMMANDS_MAX, CONNECTIONS_MAX, LETTERS_MAX, SEND_CHUNK_BYTES};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
 use smcr_engine::{Command, ConnectionId, Established, GroupId, Poller, Report};
@@ -323,7 +323,7 @@ impl Platform {
                 mtu: Mtu::B1024,
             };
             let (mut rnic, fabric) = network.rnic(port);
-            let memory = Region::new(sizes.send_chunks * FILL_PER_TURN_MAX as usize).unwrap();
+            let memory = Region::new(sizes.send_chunks * SEND_CHUNK_BYTES as usize).unwrap();
             rnic.send_from(&memory).unwrap();
             // All reach all, so that there are asymmetric links, too.
             let subnet = Ipv4Subnet { network: [10, 0, 0, 0], prefix_bits: 8 };

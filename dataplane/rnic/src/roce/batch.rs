@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use smcr_os::Placed;
 use smcr_os::carrier::Link;
 use smcr_proto::{Instant, Qpn};
 
@@ -134,7 +135,7 @@ pub(super) struct Destination {
 /// The staging buffer and its runs.
 #[derive(Debug)]
 pub(super) struct Batch {
-    bytes: Box<[u8]>,
+    bytes: Placed,
     used: usize,
     runs: Vec<Run>,
     /// How many runs were sent.
@@ -154,7 +155,7 @@ impl Batch {
     /// Creates an empty batch.
     pub(super) fn new() -> Self {
         Self {
-            bytes: vec![0; STAGING_LEN].into(),
+            bytes: Placed::for_sent(STAGING_LEN),
             used: 0,
             runs: Vec::with_capacity(RUNS_MAX),
             gone: 0,
