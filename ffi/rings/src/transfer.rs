@@ -45,7 +45,7 @@ pub(crate) unsafe fn copy_between(
                 part = next;
                 continue;
             }
-            let count = part.len.min(run.len - done);
+            let count = part.len.min(run.len - done).min(AT_ONCE);
             let in_ring = run.base.as_ptr().wrapping_add(done);
             let (source, target) = match direction {
                 Direction::IntoRing => (part.start, in_ring),
@@ -61,7 +61,51 @@ pub(crate) unsafe fn copy_between(
     }
 }
 
+/// For more bytes, the C library may use `rep movsb`. On some CPUs (AMD's Zen 3) that has a
+/// fifteenth of its speed if the offset of the target in its page is 1 to 31 bytes above that of
+/// the source, and large buffers of `malloc` begin at 16, bytes of a ring at 0. Pieces as short as
+/// this are copied by wide registers, as fast as `rep movsb` at its best.
+const AT_ONCE: usize = 1_024;
+
 /// How many bytes there are in all parts.
 pub(crate) fn length(parts: &[iovec]) -> usize {
     parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+
+    use super::*;
+
+    #[test]
+    fn long_runs_and_parts_of_any_length_keep_their_order() {
+        let sent: Vec<u8> = (0..=u8::MAX).cycle().take(8_000).collect();
+        let mut ring = vec![0_u8; 8_000];
+        let mut received = vec![0_u8; 8_000];
+        for (lens, run_lens, direction) in [
+            ([1, 2_000, 5_999], [5_000, 3_000], Direction::IntoRing),
+            ([1_023, 1_025, 5_952], [2_049, 5_951], Direction::OutOfRing),
+        ] {
+            let mut at = 0;
+            let runs = run_lens.map(|len| {
+                let base = NonNull::new(ring.as_mut_ptr().wrapping_add(at)).unwrap();
+                at += len;
+                Run { base, len }
+            });
+            let memory = match direction {
+                Direction::IntoRing => sent.as_ptr().cast_mut(),
+                Direction::OutOfRing => received.as_mut_ptr(),
+            };
+            let mut at = 0;
+            let mut parts = lens.into_iter().map(|len| {
+                at += len;
+                Part::new(memory.wrapping_add(at - len), len)
+            });
+            // SAFETY: parts and runs have 8,000 bytes each, all of live vectors; what is read from
+            // `sent` is not written.
+            unsafe { copy_between(&runs, &mut parts, direction) };
+        }
+        assert!(received == sent);
+    }
 }
