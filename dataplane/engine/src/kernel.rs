@@ -435,6 +435,9 @@ mod tests {
     use rustix::net::send;
     use rustix::time::timerfd_gettime;
 
+    use smcr_memory::{Region, Rmb};
+    use smcr_proto::RmbeSize;
+
     use super::*;
     use crate::mailbox::Waker;
     use crate::near::AtEnd;
@@ -510,6 +513,11 @@ mod tests {
             let after = kernel.spacer.as_ref().unwrap().pending();
             assert_eq!(after > before, moves, "{len} bytes to {stream:?}");
         }
+        let element = Rmb::carve(Region::new(65_536).unwrap(), RmbeSize::KIB_64).take().unwrap();
+        let len = u32::try_from(WORTH_SPACING).unwrap();
+        let before = kernel.spacer.as_ref().unwrap().pending();
+        kernel.write(&near, &element.readable([0..len, 0..0])).unwrap();
+        assert!(kernel.spacer.as_ref().unwrap().pending() > before, "bytes of an element");
     }
 
     /// A poller that asks its RNIC for packets each time it wakes makes a system call in vain for

@@ -19,6 +19,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, pwrite};
 use rustix::net::{SendFlags, send};
+use smcr_os::Placed;
 
 use crate::clock::Clock;
 
@@ -113,24 +114,25 @@ impl Copies {
     /// When there is no memory for it.
     pub fn measure() -> io::Result<Self> {
         let file = memfd_create("smcgate", MemfdFlags::CLOEXEC)?;
-        let mut buffer = vec![1; COPIED + 2 * PAGE];
-        if pwrite(&file, &buffer[..COPIED], 0)? != COPIED {
+        let mut rooms = [NEAR, HALF_A_PAGE].map(|offset| Placed::new(COPIED, offset));
+        // Zeroes that were written; what never was would not be copied.
+        if pwrite(&file, &rooms[0], 0)? != COPIED {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let page = buffer.as_ptr().addr().wrapping_neg() % PAGE;
         let clock = Clock::new();
-        let mut copy = |offset: usize| -> io::Result<Duration> {
+        let copy = |room: &mut [u8]| -> io::Result<Duration> {
             let begun = clock.now();
-            let copied = pread(&file, &mut buffer[page + offset..][..COPIED], 0)?;
+            let copied = pread(&file, room, 0)?;
             let took = clock.now().since(begun);
             assert_eq!(copied, COPIED, "so many were written, and nobody else has the file");
             Ok(took)
         };
+        let [near, apart] = &mut rooms;
         let mut least = Self { near: Duration::MAX, apart: Duration::MAX };
         for _ in 0..TRIALS {
             // Whoever loses its core, or has no pages yet, takes longer; nothing takes less.
-            least.near = least.near.min(copy(NEAR)?);
-            least.apart = least.apart.min(copy(PAGE / 2)?);
+            least.near = least.near.min(copy(near)?);
+            least.apart = least.apart.min(copy(apart)?);
         }
         Ok(least)
     }
@@ -152,9 +154,9 @@ pub(crate) const WORTH_SPACING: usize = 32_768;
 const PIECE: usize = 176;
 /// Each piece may be all that holds 32 KiB of the kernel's memory.
 const PIECES_MAX: usize = 8;
-const PAGE: usize = 4_096;
 /// As far behind a page as `malloc` begins.
 const NEAR: usize = 16;
+const HALF_A_PAGE: usize = 2_048;
 const TRIALS: u32 = 8;
 /// Where it matters, copies take ten times as long; where it does not, nearly the same.
 const SLOW: u32 = 3;

@@ -32,7 +32,9 @@ pub(super) fn finding(measured: io::Result<Copies>, may: io::Result<()>) -> Find
             let what = "pollers move what they send to programs on this host";
             Finding::ok(name, format!("{found}: {what}"))
         }
-        Err(error) => Finding::warn(name, format!("{found}, and 127.0.0.1: {error}"), advice),
+        Err(error) => {
+            Finding::warn(name, format!("{found}, and 127.0.0.1 is of no use: {error}"), advice)
+        }
     }
 }
 
@@ -55,7 +57,11 @@ mod tests {
         assert!(slow.found.contains(": pollers move"), "{}", slow.found);
         let refused = of(20, 1, Err(io::ErrorKind::NetworkUnreachable.into()));
         assert_eq!(refused.level, Level::Warn);
-        assert!(refused.found.ends_with("127.0.0.1: network unreachable"), "{}", refused.found);
+        assert!(
+            refused.found.ends_with("127.0.0.1 is of no use: network unreachable"),
+            "{}",
+            refused.found
+        );
         let even = of(2, 1, Ok(()));
         assert!(even.found.ends_with("32 KiB in 1.0µs, whatever the offsets"), "{}", even.found);
         let unknown = finding(Err(io::ErrorKind::OutOfMemory.into()), Ok(()));
