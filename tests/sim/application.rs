@@ -223,6 +223,11 @@ impl Application {
         self.finished
     }
 
+    /// Whether its stream had an end: it said FIN, or closed its connection, and that is no reset.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.finished || self.tcp.has_finished() && !self.tcp.is_to_reset()
+    }
+
     /// Whether it has bytes that nobody takes.
     pub(crate) fn is_blocked(&self) -> bool {
         self.sent < self.wanted
@@ -266,9 +271,9 @@ fn word(seed: u64, number: u64) -> [u8; 8] {
 ///
 /// # Panics
 ///
-/// If an end still waits; if it believes that it has heard everything, and has not; or if an
-/// ordinary byte came as urgent. TCP has one urgent byte at a time, so an earlier one may have come
-/// as an ordinary byte; the last one may not.
+/// If an end still waits; if it believes that it has heard everything, and has not, or hears an end
+/// of a stream that was reset instead; or if an ordinary byte came as urgent. TCP has one urgent
+/// byte at a time, so an earlier one may have come as an ordinary byte; the last one may not.
 pub(crate) fn judge_streams([one, other]: [&Application; 2], story: &str) -> bool {
     let mut well = true;
     for (writer, reader) in [(one, other), (other, one)] {
@@ -277,6 +282,11 @@ pub(crate) fn judge_streams([one, other]: [&Application; 2], story: &str) -> boo
         let all = reader.received() == writer.sent();
         // Complete, or it knows that it is not.
         assert!(all || reader.is_gone() || reader.heard() != Heard::End, "{story}: cut short");
+        // Else what a crash has cut off would look whole.
+        assert!(
+            writer.has_ended() || reader.heard() != Heard::End,
+            "{story}: heard an end that nobody sent"
+        );
         let (sent, came) = (writer.urgent_sent(), reader.urgent_received());
         let invented = came.iter().find(|at| !sent.contains(at));
         assert_eq!(invented, None, "{story}: an ordinary byte came as urgent");

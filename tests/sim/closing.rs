@@ -171,6 +171,61 @@ fn a_reset_reaches_a_silent_server_that_reads_nothing() {
     cluster.assert_nothing_is_left();
 }
 
+/// Nor does that of a program with the preload library wait for room, though no error of its socket
+/// tells of it.
+#[test]
+fn a_program_that_resets_does_not_wait_for_room() {
+    for transport in Transport::BOTH {
+        let mut cluster = Cluster::calm();
+        let connection = cluster.connect(transport);
+        cluster.application(Server, connection).sleep();
+        cluster.application(Client, connection).write(MIB);
+        cluster.run_until_quiet();
+        assert!(cluster.application(Client, connection).is_blocked());
+        cluster.application(Client, connection).reset_at_end();
+        cluster.application(Client, connection).close();
+        cluster.run_for(SOON);
+        assert!(cluster.is_closed(connection), "{transport:?}");
+        assert_eq!(endings(&cluster, connection)[0], Ending::ResetByApplication);
+        cluster.application(Server, connection).wake();
+        cluster.run_until_quiet();
+        assert_eq!(cluster.application(Server, connection).heard(), Heard::Reset);
+        cluster.assert_nothing_is_left();
+    }
+}
+
+/// A gateway that writes to a program that was killed gets the error by that, and a read then says
+/// that the stream has ended. To whoever reads it, it must not look whole.
+#[test]
+fn a_reset_is_no_end_where_bytes_wait_for_who_was_killed() {
+    for transport in Transport::BOTH {
+        for side in Side::BOTH {
+            let mut cluster = Cluster::calm();
+            let connection = cluster.connect(transport);
+            cluster.application(side, connection).sleep();
+            cluster.application(side.other(), connection).write(MIB);
+            cluster.run_until_quiet();
+            cluster.application(side, connection).reset();
+            // The other program looks after every turn: an end that a reset follows counts, too.
+            for turns in 0.. {
+                assert!(turns < 1000, "{transport:?} {side:?}");
+                cluster.turn(side);
+                cluster.wait(Duration::from_micros(5));
+                cluster.turn(side.other());
+                while cluster.application(side.other(), connection).act() {}
+                if cluster.application(side.other(), connection).heard() != Heard::Bytes {
+                    break;
+                }
+            }
+            let heard = cluster.application(side.other(), connection).heard();
+            assert_eq!(heard, Heard::Reset, "{transport:?} {side:?}");
+            cluster.run_until_quiet();
+            assert!(cluster.is_closed(connection), "{transport:?} {side:?}");
+            cluster.assert_nothing_is_left();
+        }
+    }
+}
+
 /// A reader that is only slow gets what waits for room. What is in the element when the abort comes
 /// is thrown away, as ever.
 #[test]

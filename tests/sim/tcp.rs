@@ -2,8 +2,8 @@
 //!
 //! The poller's end behaves as a Linux socket on an edge-triggered epoll does: an edge marks the
 //! socket, and the next `poll` tells all that is possible by then; room is an edge only for a
-//! writer that was refused, and only once a third of the buffer is free; an error is told once, and
-//! what was received before it can still be read.
+//! writer that was refused, and only once a third of the buffer is free; an error is told once, to
+//! a read or to a write, and what was received before it can still be read.
 //!
 //! Towards the poller there is at most one urgent byte: a later one takes the mark of one that was
 //! not read yet, which is then an ordinary byte in its place. A read stops before the marked byte.
@@ -101,6 +101,10 @@ impl Tcp {
         self.reset();
     }
 
+    fn is_to_reset(&self) -> bool {
+        self.application_gone && self.resets_at_end
+    }
+
     fn event(&mut self, key: Key) -> Option<Event> {
         if !std::mem::take(&mut self.edge) {
             return None;
@@ -124,6 +128,10 @@ impl Tcp {
             self.inbound.marks.retain(|mark| *mark >= start);
             return Ok(bytes);
         }
+        // Behind a FIN, a read finds the end only, unless the socket breaks by something else.
+        if self.inbound.finished && !self.breaks_when_read {
+            return Ok(Vec::new());
+        }
         self.reset |= self.breaks_when_read;
         if self.reset && !std::mem::replace(&mut self.error_told, true) {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -137,8 +145,12 @@ impl Tcp {
     fn write(&mut self, len: usize, copy: impl FnOnce(&mut [u8])) -> io::Result<usize> {
         assert!(!self.outbound.finished, "nothing is written behind a FIN");
         if self.reset {
-            self.error_told = true;
-            return Err(io::ErrorKind::BrokenPipe.into());
+            let told = std::mem::replace(&mut self.error_told, true);
+            let is_end_known = told || self.inbound.finished;
+            return Err(match is_end_known {
+                true => io::ErrorKind::BrokenPipe.into(),
+                false => io::ErrorKind::ConnectionReset.into(),
+            });
         }
         if self.application_gone {
             self.reset_by_application();
@@ -290,6 +302,16 @@ impl Application {
         lock(&self.0).reset_by_application();
     }
 
+    /// Whether it is closed, and that is a reset.
+    pub(crate) fn is_to_reset(&self) -> bool {
+        lock(&self.0).is_to_reset()
+    }
+
+    /// Whether this end has sent FIN.
+    pub(crate) fn has_finished(&self) -> bool {
+        lock(&self.0).inbound.finished
+    }
+
     /// Whether this end has sent RST: because the application wanted it, or closed and left bytes
     /// unread. What the other end resets first does not count.
     pub(crate) fn has_reset(&self) -> bool {
@@ -435,8 +457,7 @@ impl Streams for Sockets {
     }
 
     fn is_to_reset(&self, stream: &Stream) -> bool {
-        let tcp = lock(&stream.0);
-        tcp.application_gone && tcp.resets_at_end
+        lock(&stream.0).is_to_reset()
     }
 
     fn ahead(&mut self, stream: &Stream) -> Ahead {

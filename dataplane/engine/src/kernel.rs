@@ -494,6 +494,29 @@ mod tests {
         assert!(!kernel.is_to_reset(&near));
     }
 
+    /// What a write says of a program that has crashed, and a read behind it. The end of a stream
+    /// looks the same to the read, but the write tells the two apart.
+    #[test]
+    fn a_write_takes_the_error_and_says_whether_there_was_an_end() {
+        let waker = Waker::new().unwrap();
+        let mut kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
+        let cases = [(false, io::ErrorKind::ConnectionReset), (true, io::ErrorKind::BrokenPipe)];
+        for (finishes, error) in cases {
+            let (mut application, near) = connection(&mut kernel);
+            application.write_all(b"last").unwrap();
+            if finishes {
+                application.shutdown(std::net::Shutdown::Write).unwrap();
+            }
+            sockopt::set_socket_linger(&application, Some(Duration::ZERO)).unwrap();
+            drop(application);
+            assert_eq!(kernel.write_slice(&near, b"x").unwrap_err().kind(), error);
+            let mut room = [0; 8];
+            assert_eq!(kernel.read_slice(&near, &mut room).unwrap(), 4);
+            assert_eq!(kernel.read_slice(&near, &mut room).unwrap(), 0);
+            kernel.unwatch(&near);
+        }
+    }
+
     /// Where copies are fast, there is no spacer, so this one is put there.
     #[test]
     fn what_is_long_and_for_a_program_on_this_host_is_moved() {

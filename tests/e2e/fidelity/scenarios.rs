@@ -59,6 +59,28 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     // A crash must look like one: a FIN here would make a truncated file look complete.
     Scenario { name: "client resets", client: greet_and_reset, server: Some(greet_and_see) },
     Scenario { name: "server resets", client: greet_and_see, server: Some(greet_and_reset) },
+    // The reset must not wait for room that a sleeping reader will never make.
+    Scenario {
+        name: "client resets behind bytes that nobody reads",
+        client: hold_back_and_reset,
+        server: Some(Tape::await_break),
+    },
+    Scenario {
+        name: "server resets behind bytes that nobody reads",
+        client: Tape::await_break,
+        server: Some(hold_back_and_reset),
+    },
+    // Nor may it come as an end, whatever still waits for whoever has crashed.
+    Scenario {
+        name: "client resets although bytes wait for it",
+        client: reset_when_told,
+        server: Some(hold_back_and_read),
+    },
+    Scenario {
+        name: "server resets although bytes wait for it",
+        client: hold_back_and_read,
+        server: Some(reset_when_told),
+    },
     Scenario {
         name: "server resets after the client half-closed",
         client: |tape| {
@@ -393,6 +415,22 @@ fn finish_at_once(tape: &mut Tape) {
 fn greet_and_reset(tape: &mut Tape) {
     tape.write(21, 1_000);
     tape.read(1_000);
+    tape.listen();
+    tape.reset();
+}
+
+fn hold_back_and_reset(tape: &mut Tape) {
+    tape.write_until_held_back();
+    tape.reset();
+}
+
+fn hold_back_and_read(tape: &mut Tape) {
+    tape.write_until_held_back();
+    tape.tell();
+    tape.read_to_end();
+}
+
+fn reset_when_told(tape: &mut Tape) {
     tape.listen();
     tape.reset();
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::SockRef;
 
 use super::SILENCE_LIMIT;
@@ -106,6 +107,29 @@ impl Tape {
             Ok(()) => self.saw(format!("wrote {:?}", pattern.digest())),
             Err(error) => self.saw_broken_write(&error),
         }
+    }
+
+    /// Writes while nobody reads, until there has been no room for a moment.
+    pub(super) fn write_until_held_back(&mut self) {
+        self.stream().set_write_timeout(Some(Duration::from_millis(300))).expect("an open socket");
+        let piece = [7; 64 * 1024];
+        loop {
+            match self.stream().write(&piece) {
+                Ok(_) => {}
+                Err(error) if is_timeout(&error) => return self.saw("was held back"),
+                Err(error) => return self.saw_broken_write(&error),
+            }
+        }
+    }
+
+    /// Waits until the connection breaks, without reading what has come.
+    pub(super) fn await_break(&mut self) {
+        let limit = Timespec::try_from(SILENCE_LIMIT).expect("some seconds");
+        // What is wrong is reported in any case.
+        let mut polled = [PollFd::new(self.stream(), PollFlags::empty())];
+        poll(&mut polled, Some(&limit)).expect("an open socket");
+        let is_broken = polled[0].revents().contains(PollFlags::ERR | PollFlags::HUP);
+        self.saw(format!("broke: {is_broken}"));
     }
 
     /// Writes until the connection breaks, as a server streaming to a client that has left.

@@ -171,6 +171,42 @@ def see_reset_by_poll(x):
 scenario(greet_and_reset, see_reset_by_poll)
 
 
+def reset_when_held_back(x):
+    """What it has sent fills all that is on the way, because nobody reads."""
+    x.s.settimeout(0.3)
+    try:
+        while True:
+            x.s.sendall(bytes(65536))
+    except TimeoutError:
+        x.reset()
+
+
+def see_reset_without_reading(x):
+    x.poll(0, select.POLLHUP, "reset")
+
+
+scenario(reset_when_held_back, see_reset_without_reading)
+scenario(see_reset_without_reading, reset_when_held_back)
+
+
+def read_when_held_back(x):
+    """A crash is no end, also where bytes still wait for who has crashed."""
+    x.s.settimeout(0.3)
+    try:
+        while True:
+            x.s.sendall(bytes(65536))
+    except TimeoutError:
+        x.s.settimeout(LIMIT); x.tell(); x.read_to_end()
+
+
+def reset_when_told(x):
+    x.wait(); x.reset()
+
+
+scenario(read_when_held_back, reset_when_told)
+scenario(reset_when_told, read_when_held_back)
+
+
 def unread(x):
     x.wait(); time.sleep(0.3); x.s.recv(10); x.close()
 

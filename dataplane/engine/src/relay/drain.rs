@@ -100,9 +100,9 @@ impl<T> Relay<T> {
             if near.eof {
                 return self.reset(turn, Ending::ResetByApplication);
             }
-            // What the application has sent before comes first. A TCP socket says so by an event,
-            // with the error behind those bytes; a Unix socket fails without one.
-            (near.failed, near.readable) = (true, true);
+            // What the application has sent before comes first. There may be no event to read it: a
+            // Unix socket fails without one.
+            near.note_error(error);
             turn.work.queue_fill(&mut self.queued);
             return Outcome::Moved;
         }

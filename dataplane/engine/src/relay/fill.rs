@@ -106,7 +106,7 @@ impl<T> Relay<T> {
                 // A peer throws away what an abort comes with, so the bytes leave first. No other
                 // read will report the error.
                 let near = self.near.as_mut().expect("it was read");
-                (near.failed, near.readable) = (true, true);
+                (near.failed, near.readable, near.told) = (true, true, true);
                 Filled::Posted { more: true }
             }
             Filled::Rests | Filled::Waits => Filled::Posted { more: true },
@@ -140,9 +140,16 @@ impl<T> Relay<T> {
         }
         let window = smc.connection.window();
         if window == 0 {
+            // The peer has no room for the bytes before the reset, and may never have.
             if near.failed && smc.room_until.is_none_or(|until| until <= turn.now) {
-                // The peer has no room for the bytes before the error, and may never have.
                 return Err(Filled::Reset);
+            }
+            if !near.finished && turn.streams.is_to_reset(&near.stream) {
+                // No error tells of this one: it is that of a program's socket.
+                let until = *smc.room_until.get_or_insert(turn.now + ROOM_WAIT);
+                if until <= turn.now {
+                    return Err(Filled::Reset);
+                }
             }
             turn.counters.blocked_on_peer.add(1);
             return Err(Filled::Rests);
@@ -192,7 +199,7 @@ impl<T> Relay<T> {
                 near.readable = false;
                 if is_reset(&error) { Filled::Reset } else { Filled::Rests }
             }
-            Some(Ok(None)) if turn.streams.is_to_reset(&near.stream) => Filled::Reset,
+            Some(Ok(None)) if near.told || turn.streams.is_to_reset(&near.stream) => Filled::Reset,
             Some(Ok(None)) => {
                 near.eof = true;
                 Filled::Ended
@@ -213,9 +220,8 @@ impl<T> Relay<T> {
                 turn.counters.urgent_in.add(urgent.into());
                 smc.gather(self.id, link, lease, urgent, turn.pool);
                 let has_room = smc.connection.window() > 0;
-                if near.failed {
-                    smc.room_until = (!has_room).then_some(turn.now + ROOM_WAIT);
-                }
+                let waits_for_room = near.failed && !has_room;
+                smc.room_until = waits_for_room.then_some(turn.now + ROOM_WAIT);
                 Filled::Posted { more: near.readable && has_room }
             }
         }
@@ -226,6 +232,7 @@ impl<T> Relay<T> {
     fn read_for_nobody(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Filled {
         let near = self.near.as_mut().expect("it is readable");
         match turn.streams.read_slice(&near.stream, turn.scratch) {
+            Ok(0) if near.told => Filled::Reset,
             Ok(0) => {
                 near.eof = true;
                 Filled::Ended

@@ -465,8 +465,8 @@ impl<T> Relay<T> {
         if waits && smc.late_until.is_some_and(|until| until <= now) {
             return self.settle(turn);
         }
-        let has_last_bytes = self.near.as_ref().is_some_and(Socket::has_last_bytes);
-        if has_last_bytes && smc.room_until.is_some_and(|until| until <= now) {
+        let has_bytes = self.near.as_ref().is_some_and(|near| near.readable && !near.eof);
+        if has_bytes && smc.room_until.is_some_and(|until| until <= now) {
             turn.work.queue_fill(&mut self.queued);
             return Outcome::Moved;
         }

@@ -1,5 +1,7 @@
 //! A TCP socket, and what edge-triggered events have said of it.
 
+use std::io;
+
 use crate::streams::Event;
 
 /// A TCP socket and what is known of it from edge-triggered events.
@@ -13,8 +15,14 @@ pub(crate) struct Socket<S> {
     /// An event has reported the end of the stream or an error: a short read does not mean that
     /// nothing follows.
     pub(crate) ending: bool,
-    /// It is broken; a read reports the error when the bytes before it are read.
+    /// It is broken. When the bytes before that are read, a read reports the error, unless it has
+    /// been told already.
     pub(crate) failed: bool,
+    /// The error has been told already, to a write or behind the bytes of a read. A read behind the
+    /// last bytes then says that the stream has ended, and it has not.
+    pub(crate) told: bool,
+    /// An event has reported the end of the stream, and no error before that: it is there.
+    pub(crate) ends: bool,
     /// An urgent byte has come and was not read yet.
     pub(crate) urgent: bool,
     /// The last read filled its buffer, so bytes may be waiting for which no new event will come.
@@ -35,6 +43,8 @@ impl<S> Socket<S> {
             writable: true,
             ending: false,
             failed: false,
+            told: false,
+            ends: false,
             urgent: false,
             unseen: false,
             eof: false,
@@ -47,9 +57,18 @@ impl<S> Socket<S> {
         self.readable |= event.readable;
         self.writable |= event.writable;
         self.ending |= event.ending;
+        self.ends |= event.ending && !event.failed && !self.failed;
         self.failed |= event.failed;
         self.urgent |= event.urgent;
         self.unseen &= !event.readable;
+    }
+
+    /// It is broken, and a write has said so by `error`. A read still brings the bytes before that.
+    pub(crate) fn note_error(&mut self, error: &io::Error) {
+        (self.failed, self.readable, self.writable) = (true, true, false);
+        // EPIPE is different. TCP says it if the end of the stream came before the reset. A Unix
+        // socket says it in any case, and keeps its error for the reads.
+        self.told |= error.kind() != io::ErrorKind::BrokenPipe && !self.ends;
     }
 
     /// It is broken, and may have sent bytes before that were not read yet.

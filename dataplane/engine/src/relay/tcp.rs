@@ -165,6 +165,10 @@ fn carry<S: Streams>(
     backlog: &mut Backlog,
 ) -> Result<Pumped, Reset> {
     let blocked = !write_backlog(streams, target, backlog)? || !target.writable;
+    if blocked && !source.finished && streams.is_to_reset(&source.stream) {
+        // The bytes before this reset may wait for ever, and no error tells of it.
+        return Err(Reset);
+    }
     if source.failed && !source.is_done() && (blocked || source.eof) {
         // No read will report the error, or not before the target takes more, which may be never.
         return Err(Reset);
@@ -202,7 +206,7 @@ fn read<S: Streams>(
     let urgent = ahead == Ahead::Urgent;
     let room = if urgent { &mut scratch[..1] } else { scratch };
     match streams.read_slice(&source.stream, room) {
-        Ok(0) if streams.is_to_reset(&source.stream) => Err(Reset),
+        Ok(0) if source.told || streams.is_to_reset(&source.stream) => Err(Reset),
         Ok(0) => {
             source.eof = true;
             Ok((0, false))
@@ -260,7 +264,7 @@ fn write<S: Streams>(
         Err(error) if is_reset(&error) && target.eof => Err(Reset),
         Err(error) if is_reset(&error) => {
             // What it has sent before comes first; the error is behind that.
-            (target.failed, target.readable, target.writable) = (true, true, false);
+            target.note_error(&error);
             Ok(0)
         }
         Err(_) => {
