@@ -145,7 +145,8 @@ pub trait Streams {
     fn has_more(&mut self, stream: &Self::Stream) -> bool;
 
     /// Whether the application has closed its end, and wants that to be a reset: not only will no
-    /// more bytes come, nobody reads what is written either. Asked only at the end of a stream.
+    /// more bytes come, nobody reads what is written either. Asked at the end of a stream, and
+    /// where the bytes before it find no room.
     fn is_to_reset(&self, stream: &Self::Stream) -> bool;
 
     /// What a read would begin with. Asked only where an urgent byte may be.
