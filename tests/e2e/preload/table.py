@@ -90,6 +90,15 @@ class Side:
             assert error.errno in (errno.EPIPE, errno.ECONNRESET), error
             self.note("write broke")
 
+    def write_until_held_back(self):
+        """Fills all that is on the way, because nobody reads."""
+        self.s.settimeout(0.3)
+        try:
+            while True:
+                self.s.sendall(bytes(65536))
+        except TimeoutError:
+            self.s.settimeout(LIMIT)
+
     def finish(self):
         self.s.shutdown(socket.SHUT_WR)
 
@@ -172,13 +181,7 @@ scenario(greet_and_reset, see_reset_by_poll)
 
 
 def reset_when_held_back(x):
-    """What it has sent fills all that is on the way, because nobody reads."""
-    x.s.settimeout(0.3)
-    try:
-        while True:
-            x.s.sendall(bytes(65536))
-    except TimeoutError:
-        x.reset()
+    x.write_until_held_back(); x.reset()
 
 
 def see_reset_without_reading(x):
@@ -191,12 +194,7 @@ scenario(see_reset_without_reading, reset_when_held_back)
 
 def read_when_held_back(x):
     """A crash is no end, also where bytes still wait for who has crashed."""
-    x.s.settimeout(0.3)
-    try:
-        while True:
-            x.s.sendall(bytes(65536))
-    except TimeoutError:
-        x.s.settimeout(LIMIT); x.tell(); x.read_to_end()
+    x.write_until_held_back(); x.tell(); x.read_to_end()
 
 
 def reset_when_told(x):
