@@ -22,6 +22,7 @@ mod confined;
 mod congested;
 mod cores;
 mod crowd;
+mod dormant;
 mod failover;
 mod failure;
 mod fastest;

@@ -1,5 +1,5 @@
-//! The files of `smcr-engine` and `smcr-rnic` in which threads meet, on the threads of a model
-//! checker.
+//! The files of `smcr-engine`, `smcr-memory` and `smcr-rnic` in which threads meet, on the threads
+//! of a model checker.
 //!
 //! They are the production files, compiled once more with [`sync`] in place of the atomics and
 //! descriptors of the real ones. The checker, loom, runs each test in `models.rs` under every
@@ -43,6 +43,7 @@ pub mod stages {
 }
 
 pub mod desk;
+pub mod page;
 pub mod ring;
 
 #[path = "../../dataplane/engine/src/counter.rs"]
@@ -58,6 +59,9 @@ pub mod mail;
 pub mod mailbox;
 #[path = "../../dataplane/rnic/src/shm/nap.rs"]
 mod nap;
+#[allow(dead_code, reason = "a region does more with its occupants than a page")]
+#[path = "../../dataplane/memory/src/occupants.rs"]
+mod occupants;
 #[path = "../../dataplane/engine/src/owners.rs"]
 pub mod owners;
 #[path = "../../dataplane/rnic/src/queue.rs"]

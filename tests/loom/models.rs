@@ -11,6 +11,7 @@ use smcgate_loom::gauges::{Gauges, Reading, Stage};
 use smcgate_loom::mailbox::{Receiver, Waker, mailbox};
 use smcgate_loom::names::{ConnectionId, GroupId};
 use smcgate_loom::owners::{Owner, Owners};
+use smcgate_loom::page::Page;
 use smcgate_loom::ring::Ring;
 use smcgate_loom::sync::{AtomicU64, Ordering};
 
@@ -248,6 +249,52 @@ fn neither_end_of_a_ring_sleeps_through_what_it_waits_for() {
             let sender = thread::spawn(move || other.send(messages));
             ring.receive(messages);
             sender.join().unwrap();
+        });
+    }
+}
+
+/// A page is given back while another RNIC comes to know of it: what a peer then writes through
+/// that one is not thrown away with the page.
+#[test]
+fn whoever_comes_finds_a_page_that_stays() {
+    for pins in [false, true] {
+        in_every_order(move || {
+            let page = Arc::new(Page::new());
+            let other = Arc::clone(&page);
+            let newcomer = thread::spawn(move || {
+                if pins {
+                    other.pin();
+                    other.write(7);
+                } else {
+                    other.admit();
+                    other.place(7);
+                }
+            });
+            page.relinquish(0);
+            newcomer.join().unwrap();
+            assert_eq!(page.read(), 7);
+            assert!(!page.relinquish(if pins { 0 } else { 1 }), "it is not alone");
+        });
+    }
+}
+
+/// A page is given back while another RNIC leaves: only after the last byte that came by that one,
+/// and all of them count.
+#[test]
+fn what_came_by_an_rnic_that_left_still_counts() {
+    for announced in [0, 1] {
+        in_every_order(move || {
+            let page = Arc::new(Page::new());
+            page.admit();
+            let other = Arc::clone(&page);
+            let leaver = thread::spawn(move || {
+                other.place(7);
+                other.dismiss();
+            });
+            let gone = page.relinquish(announced);
+            leaver.join().unwrap();
+            assert_eq!(page.read(), if gone { 0 } else { 7 });
+            assert!(!gone || announced == 1, "one byte is still to be announced");
         });
     }
 }

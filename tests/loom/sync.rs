@@ -8,6 +8,7 @@ pub use loom::sync::Arc;
 pub use loom::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
+pub use loom::thread::yield_now;
 
 pub use crate::queue::Queue;
 

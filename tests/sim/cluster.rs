@@ -17,6 +17,7 @@ use smcr_proto::{Instant, Qpn};
 use smcr_rnic::Opening;
 use smcr_rnic::sim::{Network, Odds};
 
+use crate::PAUSE_STEPS;
 use crate::application::{self, Application, Heard};
 use crate::host::{Closed, Host, Sizes};
 use crate::tcp::{self, Stream};
@@ -341,6 +342,23 @@ impl Cluster {
             self.steps = 0;
         }
         self.now = self.now.max(until);
+    }
+
+    /// Lets time pass while nobody does anything new: `duration`, or less if there is much to do.
+    pub(crate) fn pause(&mut self, duration: Duration) {
+        let until = self.now + duration;
+        for _ in 0..PAUSE_STEPS {
+            if self.step() | self.pass_time() {
+                continue;
+            }
+            let deadlines = self.hosts.iter_mut();
+            let deadlines = deadlines.filter_map(|host| host.next_deadline(self.now));
+            match deadlines.min() {
+                Some(at) if at <= until => self.now = self.now.max(at),
+                Some(_) | None => break,
+            }
+            self.steps = 0;
+        }
     }
 
     /// Panics if something could go on and does not: nobody may wait for a timer to be found.

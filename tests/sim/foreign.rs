@@ -10,7 +10,7 @@ use smcr_proto::ring::{Ring, Span};
 use smcr_proto::wire::cdc::{Cdc, Cursor};
 use smcr_proto::wire::llc::{Llc, TestLink};
 use smcr_proto::{AlertToken, Gid, Instant, MacAddress, Mtu, Rkey, RmbeSize};
-use smcr_rnic::dice::Dice;
+use smcr_rnic::dice::{Chance, Dice};
 use smcr_rnic::sim::{self, Fabric, Network, Odds};
 use smcr_rnic::{Completion, Domain, Fabric as _, Opening, Port, QpId, Rnic, Tag, Work};
 
@@ -22,6 +22,8 @@ use crate::tcp;
 /// A gateway with one connection, the application behind it, and the peer.
 pub(crate) struct Stage {
     network: Network,
+    /// Of the gateway's port.
+    gid: Gid,
     pub(crate) now: Instant,
     pub(crate) host: Host,
     pub(crate) application: Application,
@@ -46,7 +48,7 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn new() -> Self {
-        let network = Network::new(1, Odds::CALM);
+        let network = Network::new(1, QUIET);
         let mut host = Host::new(&network, 1, Sizes::USUAL);
         let gid = Gid::from_ipv4([10, 9, 0, 2]);
         let (mut rnic, mut fabric) =
@@ -85,6 +87,7 @@ impl Stage {
         };
         Self {
             network,
+            gid: here.gid,
             now: Instant(1),
             host,
             application: Application::new(near.0, 0, 1),
@@ -133,6 +136,17 @@ impl Stage {
         let address = self.gateway.address + u64::from(head.start);
         let write = Work::Write { lease, rkey: self.gateway.rkey, address, tag: Tag(0) };
         self.fabric.post(self.qp, &mut vec![write]);
+    }
+
+    /// From now on what is written can be seen at once, whether or not it was announced.
+    pub(crate) fn place_at_once(&self) {
+        self.network.change_odds(Odds { early: Chance::ALWAYS, ..QUIET });
+    }
+
+    /// What the gateway's element holds, `at` bytes from its start.
+    pub(crate) fn element(&self, at: u64, len: u32) -> Vec<u8> {
+        let PeerElement { rkey, address, .. } = self.gateway;
+        self.network.peek(self.gid, rkey, address + at, len).unwrap()
     }
 
     /// Fills the element to the brim and says D, or C if `closed`, although more is to come: B.
@@ -577,3 +591,5 @@ fn nonsense_is_survived() {
 }
 
 pub(crate) const LINK: LinkId = LinkId(1);
+/// NICs in software, with calm between them.
+const QUIET: Odds = Odds { pins: Chance::NEVER, ..Odds::CALM };

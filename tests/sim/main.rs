@@ -8,6 +8,7 @@ mod application;
 mod closing;
 mod cluster;
 mod declines;
+mod dormant;
 mod failover;
 mod flood;
 mod flows;
@@ -29,3 +30,5 @@ mod trouble;
 pub(crate) const KIB: usize = 1 << 10;
 /// 1024 times 1024 bytes.
 pub(crate) const MIB: usize = 1 << 20;
+/// How often everybody looks around in a pause, at most.
+pub(crate) const PAUSE_STEPS: u32 = 300;

@@ -52,6 +52,8 @@ struct Seen {
     lost: usize,
     bytes: u64,
     urgent: u64,
+    /// Memory that dormant connections gave back.
+    given_back: u64,
     /// Waits for the peer, the pool, the send queue and the socket, early messages, late reports.
     waits: [u64; 6],
 }
@@ -63,6 +65,7 @@ impl Seen {
         self.lost += one.lost;
         self.bytes += one.bytes;
         self.urgent += one.urgent;
+        self.given_back += one.given_back;
         for (sum, wait) in self.waits.iter_mut().zip(one.waits) {
             *sum += wait;
         }
@@ -77,6 +80,7 @@ impl Seen {
             let counters = &host.counters;
             self.bytes += counters.rdma_in.get();
             self.urgent += counters.urgent_out.get();
+            self.given_back += counters.memory_given_back.get();
             let waits = [
                 &counters.blocked_on_peer,
                 &counters.blocked_on_pool,
@@ -96,6 +100,7 @@ impl Seen {
         common
             && self.bytes > 10 << 20
             && self.urgent > 100
+            && self.given_back > 1 << 20
             && self.waits.iter().all(|wait| *wait > 0)
     }
 }
@@ -147,6 +152,10 @@ impl Swarm {
         }
         if self.dice.roll(self.trouble) {
             self.make_trouble();
+        }
+        if self.dice.roll(Chance(4_000)) {
+            // Longer than it takes to be dormant.
+            self.cluster.pause(Duration::from_secs(6));
         }
         for _ in 0..self.dice.below(12) {
             match self.dice.below(10) {

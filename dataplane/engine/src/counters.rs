@@ -160,6 +160,8 @@ counters! {
     links_flooded: count,
     /// Reports that waited because the control thread was behind.
     reports_delayed: count,
+    /// Memory of elements that dormant connections have given back to the host.
+    memory_given_back: bytes,
     /// Send chunks in use, in bytes, at the last look.
     send_bytes_lent: bytes_now,
     /// Bytes of connections over TCP that a socket has not taken yet, at the last look.

@@ -17,16 +17,19 @@
 //! - `contested`: copies that stay defined when others write at the same time.
 //! - [`foreign`]: the same between such memory and that of another process.
 //! - [`region`]: a mapping, shared by whoever still needs it; the owner of all below.
+//! - `occupants`: who may write to its pages, and when they can be given back.
 //! - [`rmb`]: a region carved into elements of one size, which come and go by value.
 //! - [`send_pool`]: chunks that sockets fill and NICs empty; what is lent comes back as a
 //!   [`Lease`].
 
 mod contested;
 pub mod foreign;
+mod occupants;
 pub mod region;
 pub mod rmb;
 pub mod send_pool;
+mod sync;
 
-pub use region::{Backing, Pinned, Region};
+pub use region::{Backing, Pinned, Placer, Region};
 pub use rmb::{Rmb, Rmbe};
 pub use send_pool::{Lease, SendPool, Vacant};

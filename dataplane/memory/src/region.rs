@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use smcr_os::{Exposed, Extent, HUGE_PAGE, Mapping};
 
 use crate::contested::Contested;
+use crate::occupants::Occupants;
 
 /// Page-aligned memory that NICs may read and write. Clones share it; the last one unmaps it.
 ///
@@ -35,9 +36,16 @@ pub enum Backing {
 #[derive(Debug)]
 struct Memory {
     mapping: Mapping,
-    /// How many [`Pinned`] there are.
-    pins: AtomicU32,
+    occupants: Occupants,
+    /// For each piece of [`PIECE`] bytes.
+    placed: Box<[Placed]>,
 }
+
+/// How many bytes were placed in a piece, modulo 2^32. A write that begins in one piece and ends in
+/// the next counts for the first. In a cache line of its own: several threads may place.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Placed(AtomicU32);
 
 /// A region whose pages stay where they are as long as this exists. Hardware asks for it: a NIC
 /// translates addresses to pages once, when memory is registered, and then goes on using those
@@ -55,9 +63,56 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // What the holder did with the pages happens before anybody gives them back.
-        let before = self.0.memory.pins.fetch_sub(1, Ordering::Release);
-        assert!(before > 0, "each pin is counted");
+        self.0.memory.occupants.unpin();
+    }
+}
+
+/// Carries out the writes of peers in a region: what a NIC in software has of memory that was
+/// registered with it. It counts the bytes that it places. One thread uses it, so that it places
+/// nothing while it gives pages back.
+#[must_use = "until this is dropped, nobody else gives pages of the region back"]
+#[derive(Debug)]
+pub struct Placer(Region);
+
+impl Placer {
+    /// The region.
+    pub fn region(&self) -> &Region {
+        &self.0
+    }
+
+    /// Copies `bytes` to `at` bytes into the region.
+    ///
+    /// # Panics
+    ///
+    /// If the range leaves the region. Callers have checked what peers sent; this is our bug.
+    pub fn place(&self, at: usize, bytes: &[u8]) {
+        self.0.copy_in(at, bytes);
+        let count = u32::try_from(bytes.len()).expect("a packet's payload");
+        self.0.memory.placed[at / PIECE].0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Gives the first `used` of `len` bytes from `at` back to the host, whole pages only, if
+    /// exactly `expected` bytes, modulo 2^32, were ever placed in all `len` of them, and nobody
+    /// else can place any, or has ever pinned them. Returns whether it did; the first `used` bytes
+    /// are zero then.
+    ///
+    /// # Panics
+    ///
+    /// If the range leaves the region.
+    pub(crate) fn relinquish(&self, at: usize, used: usize, len: usize, expected: u32) -> bool {
+        let Memory { mapping, occupants, .. } = &*self.0.memory;
+        // Who shares the memory writes to it without us.
+        mapping.descriptor().is_none()
+            && occupants.alone(|| {
+                self.0.placed(at, len) == expected
+                    && mapping.discard(at, used).is_ok_and(|gone| gone == (at..at + used))
+            })
+    }
+}
+
+impl Drop for Placer {
+    fn drop(&mut self) {
+        self.0.memory.occupants.dismiss();
     }
 }
 
@@ -107,7 +162,9 @@ impl Region {
     }
 
     fn of(mapping: Mapping) -> Self {
-        Self { memory: Arc::new(Memory { mapping, pins: AtomicU32::new(0) }) }
+        let pieces = mapping.len().div_ceil(PIECE);
+        let placed = std::iter::repeat_with(Placed::default).take(pieces).collect();
+        Self { memory: Arc::new(Memory { mapping, occupants: Occupants::default(), placed }) }
     }
 
     /// The descriptor of a region that is shared. A process that has it can read and write all of
@@ -118,10 +175,24 @@ impl Region {
 
     /// Keeps the pages of the region where they are until the result is dropped. The caller is the
     /// thread that calls [`discard`](Self::discard), too, so that neither happens during the other.
+    /// It may wait while another thread gives pages back by a [`Placer`].
     pub fn pin(&self) -> Pinned {
-        let before = self.memory.pins.fetch_add(1, Ordering::Relaxed);
-        assert!(before < u32::MAX, "few NICs pin a region");
+        self.memory.occupants.pin();
         Pinned(self.clone())
+    }
+
+    /// One more who places the bytes of peers in this region. It may wait as [`pin`](Self::pin).
+    pub fn placer(&self) -> Placer {
+        self.memory.occupants.admit();
+        Placer(self.clone())
+    }
+
+    /// How many bytes placers have placed in `len` bytes from `at`, modulo 2^32, if these begin and
+    /// end with pieces.
+    pub(crate) fn placed(&self, at: usize, len: usize) -> u32 {
+        let pieces = &self.memory.placed[at / PIECE..(at + len).div_ceil(PIECE)];
+        let counts = pieces.iter().map(|placed| placed.0.load(Ordering::Relaxed));
+        counts.fold(0, u32::wrapping_add)
     }
 
     /// Length in bytes.
@@ -201,7 +272,7 @@ impl Region {
     ///
     /// If the range leaves the region.
     pub fn discard(&self, at: usize, len: usize) {
-        if self.memory.pins.load(Ordering::Acquire) > 0 {
+        if self.memory.occupants.is_pinned() {
             self.zero(at, len);
             return;
         }
@@ -241,6 +312,10 @@ unsafe impl Exposed for Pinned {
         Extent { address: self.0.address(), len: self.0.len() }
     }
 }
+
+/// The smallest RMB elements have as many bytes: what is placed in an element is the sum over its
+/// pieces.
+const PIECE: usize = 16_384;
 
 #[cfg(test)]
 mod tests;

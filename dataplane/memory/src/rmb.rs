@@ -6,7 +6,7 @@ use std::ops::Range;
 use smcr_os::{Foreign, Piece};
 use smcr_proto::RmbeSize;
 
-use crate::Region;
+use crate::{Placer, Region};
 
 /// A region carved into equal elements that come and go by value.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Rmb {
         assert!(elements > 0);
         let free = (1..=elements)
             .rev()
-            .map(|index| Rmbe { region: region.clone(), index, size, touched: 0 })
+            .map(|index| Rmbe { region: region.clone(), index, size, touched: 0, before: 0 })
             .collect();
         Self { region, size, free, cooling: VecDeque::new(), elements }
     }
@@ -92,8 +92,8 @@ impl Rmb {
 
 /// An RMB element: memory that the peer's NIC writes while we run.
 ///
-/// Not `Clone`: whoever holds it is its only reader. Only its RMB can write to it, when it zeroes
-/// an element that came back.
+/// Not `Clone`: whoever holds it is its only reader. On our side, only its RMB can write to it,
+/// when it zeroes an element that came back; pages that are given back are zero, too.
 // RFC 7609 2.1 #4: only the peer writes an RMB
 // RFC 7609 4.4.1 #2: owner only reads the element
 #[must_use = "an element that is dropped is lost to its RMB"]
@@ -104,6 +104,8 @@ pub struct Rmbe {
     size: RmbeSize,
     /// Bytes from the start that the peer has written, as far as it has said so.
     touched: u32,
+    /// How many bytes had been placed in it before the present connection got it, modulo 2^32.
+    before: u32,
 }
 
 impl Rmbe {
@@ -148,6 +150,30 @@ impl Rmbe {
         self.touched = self.touched.max(end);
     }
 
+    /// Gives the pages that the peer has used back to the host, if it has announced all that it has
+    /// written: `announced` bytes in all, modulo 2^32, since the element was taken, and the caller
+    /// has read them. Returns how many bytes the pages had: none, if they stay.
+    ///
+    /// Of writes that nobody has announced yet, some bytes were placed or will be; the former make
+    /// the counts differ, and the latter find new pages. A byte that was written twice makes them
+    /// differ for ever. That is right, only a waste of memory: after a failover nobody can say what
+    /// is still to be announced.
+    ///
+    /// # Panics
+    ///
+    /// If the placer is not of its region.
+    pub fn relinquish(&mut self, placer: &Placer, announced: u32) -> usize {
+        let home = placer.region().address();
+        assert_eq!(home, self.region.address(), "the placer is not of the same region");
+        let (used, len) = (self.used(), self.capacity() as usize);
+        let expected = self.before.wrapping_add(announced);
+        if used == 0 || !placer.relinquish(self.start(), used, len, expected) {
+            return 0;
+        }
+        self.touched = 0;
+        used
+    }
+
     /// Two ranges of the element in stream order, for a system call to read.
     ///
     /// # Panics
@@ -170,12 +196,17 @@ impl Rmbe {
     /// pages behind those that were used are given back: for pages that were never there, that is
     /// one short system call.
     fn clear(&mut self) {
-        let (start, len) = (self.start(), self.capacity() as usize);
-        let used = (self.touched as usize).next_multiple_of(PAGE).min(len);
+        let (start, len, used) = (self.start(), self.capacity() as usize, self.used());
         let by_hand = if used > ZERO_BY_HAND_MAX { 0 } else { used };
         self.region.zero(start, by_hand);
         self.region.discard(start + by_hand, len - by_hand);
         self.touched = 0;
+        self.before = self.region.placed(start, len);
+    }
+
+    /// Bytes of the pages that the peer has written, as far as it has said so.
+    fn used(&self) -> usize {
+        (self.touched as usize).next_multiple_of(PAGE).min(self.capacity() as usize)
     }
 }
 
@@ -298,6 +329,45 @@ mod tests {
             assert_eq!(wrong, None, "{touched}");
             rmb.give_back(first);
         }
+    }
+
+    /// The bytes of the connection before count for it, not for the present one.
+    #[test]
+    fn an_element_gives_its_memory_back_once() {
+        let region = Region::new(2 * 65_536).unwrap();
+        let placer = region.placer();
+        let mut rmb = Rmb::carve(region, RmbeSize::KIB_64);
+        for round in 0..3 {
+            let (mut first, mut second) = (rmb.take().unwrap(), rmb.take().unwrap());
+            assert_eq!(first.relinquish(&placer, 0), 0, "it has none");
+            placer.place(first.start() + 100, &[7; 50]);
+            placer.place(second.start(), &[7; 9]);
+            first.touch(150);
+            second.touch(9);
+            for other in [49, 51, 0] {
+                assert_eq!(first.relinquish(&placer, other), 0, "round {round}, {other} bytes");
+            }
+            assert_eq!(first.relinquish(&placer, 50), 4_096);
+            let mut out = [1; 150];
+            first.copy_out(0, &mut out);
+            assert_eq!(out, [0; 150]);
+            assert_eq!(first.relinquish(&placer, 50), 0, "nothing was written since");
+            second.copy_out(0, &mut out);
+            assert_eq!(out[..10], [7, 7, 7, 7, 7, 7, 7, 7, 7, 0], "the neighbour keeps its own");
+            placer.place(first.start() + 8_000, &[7; 200]);
+            first.touch(8_200);
+            assert_eq!(first.relinquish(&placer, 250), 12_288);
+            rmb.give_back(first);
+            rmb.give_back(second);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "is not of")]
+    fn an_element_is_given_back_by_placers_of_its_region() {
+        let mut rmb = Rmb::carve(Region::new(65_536).unwrap(), RmbeSize::KIB_64);
+        let other = Region::new(65_536).unwrap().placer();
+        let _ = rmb.take().unwrap().relinquish(&other, 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 
 use crate::{Completion, Fabric, QpId, Work};
@@ -60,6 +61,10 @@ impl<F: Fabric> Fabric for Option<F> {
 
     fn release(&mut self, now: Instant, qp: QpId) {
         present(self).release(now, qp);
+    }
+
+    fn relinquish(&mut self, element: &mut Rmbe, announced: u32) -> usize {
+        self.as_mut().map_or(0, |fabric| fabric.relinquish(element, announced))
     }
 }
 

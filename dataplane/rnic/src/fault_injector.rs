@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 
+use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 
 use crate::dice::{Chance, Dice};
@@ -295,6 +296,10 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
             | Completion::Broke { qp: of, .. } => *of != qp,
             Completion::Wrote { .. } | Completion::Sent { .. } => true,
         });
+    }
+
+    fn relinquish(&mut self, element: &mut Rmbe, announced: u32) -> usize {
+        self.inner.relinquish(element, announced)
     }
 }
 

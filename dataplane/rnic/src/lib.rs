@@ -27,7 +27,7 @@ pub mod verbs;
 
 use std::os::fd::BorrowedFd;
 
-use smcr_memory::{Backing, Lease, Region};
+use smcr_memory::{Backing, Lease, Region, Rmbe};
 pub use smcr_proto::QpAddress;
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn, Rkey};
 
@@ -448,4 +448,16 @@ pub trait Fabric {
     /// Releases a queue pair: it sends and receives nothing any more, and the next `poll`s report
     /// its outstanding work requests as flushed. No other queue pair gets its number until then.
     fn release(&mut self, now: Instant, qp: QpId);
+
+    /// Gives the memory of an element back to the host, as [`Rmbe::relinquish`] does, and
+    /// returns how many bytes. `announced` is how many bytes, modulo 2^32, the peer has announced
+    /// since the element was taken, and all of them have been read.
+    ///
+    /// A backend can do so if the thread that calls this is the only one that places the bytes of
+    /// peers in the element. Otherwise what a peer writes meanwhile would be lost, so the memory
+    /// stays: of hardware, of memory that a peer shares, and where RNICs with other pollers know
+    /// the RMB, as those of a link group with a second link do.
+    fn relinquish(&mut self, _element: &mut Rmbe, _announced: u32) -> usize {
+        0
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
+use smcr_memory::Rmbe;
 use smcr_proto::{Instant, MacAddress};
 
 use crate::roce::{self, Speller, Tap, UDP_PORT};
@@ -156,6 +157,10 @@ impl<F: Fabric> Fabric for Traced<F> {
     fn release(&mut self, now: Instant, qp: QpId) {
         self.pairs.remove(&qp);
         self.inner.release(now, qp);
+    }
+
+    fn relinquish(&mut self, element: &mut Rmbe, announced: u32) -> usize {
+        self.inner.relinquish(element, announced)
     }
 }
 

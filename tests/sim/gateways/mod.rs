@@ -35,6 +35,7 @@ use smcr_rnic::sim::{Network, Odds};
 use self::gateway::{Gateway, Sizes};
 use self::rendezvous::{Hosts, Rendezvous};
 use self::wire::Wire;
+use crate::PAUSE_STEPS;
 use crate::application::Application;
 use crate::hasty::Tokens;
 use crate::tcp;
@@ -261,6 +262,17 @@ impl World {
         let until = self.now + duration;
         while self.step() || self.pass_time(until) {}
         self.now = self.now.max(until);
+    }
+
+    /// Lets happen what happens while nobody does anything new: for `duration`, or less if there is
+    /// much to do.
+    pub(crate) fn pause(&mut self, duration: Duration) {
+        let until = self.now + duration;
+        for _ in 0..PAUSE_STEPS {
+            if !(self.step() | self.pass_time(until)) {
+                break;
+            }
+        }
     }
 
     /// How the connection ended at the gateway of this side, if it was handed over and ended.

@@ -81,6 +81,8 @@ pub(super) struct Seen {
     /// Connections that were reset because a message that had been acknowledged was not there.
     data_lost: u64,
     links_failed_over: u64,
+    /// Memory that dormant connections gave back.
+    given_back: u64,
     /// What was said about links and rkeys, and the like.
     pub(super) met: Met,
 }
@@ -118,6 +120,7 @@ impl Seen {
         self.replayed += one.replayed;
         self.data_lost += one.data_lost;
         self.links_failed_over += one.links_failed_over;
+        self.given_back += one.given_back;
         self.met.add(&one.met);
     }
 
@@ -130,7 +133,7 @@ impl Seen {
         endings
             && trouble
             && rescues
-            && self.bytes > 1 << 20
+            && self.bytes.min(self.given_back) > 1 << 20
             && self.contacts.iter().all(|sum| *sum > 5)
     }
 }
@@ -237,6 +240,10 @@ impl Swarm {
         if self.world.talks() > 0 && self.dice.roll(Chance::percent(2)) {
             let (index, side) = (self.dice.index(self.world.talks()), self.dice.index(2));
             self.world.break_off(index, side);
+        }
+        if self.dice.roll(Chance(4_000)) {
+            // Longer than it takes to be dormant.
+            self.world.pause(Duration::from_secs(6));
         }
         for _ in 0..self.dice.below(12) {
             self.look_around();
@@ -498,6 +505,7 @@ impl Swarm {
             self.seen.moved += counts.connections_moved;
             self.seen.links_failed_over += counts.links_failed_over;
             self.seen.replayed += host.count(|all| all.bytes_replayed.get());
+            self.seen.given_back += host.count(|all| all.memory_given_back.get());
             self.seen.data_lost += host.count(|all| all.resets_data_lost.get());
             self.seen.met.note_times("no memory for a connection", host.no_memory);
         }

@@ -11,9 +11,11 @@
 //! - `resets`: how a connection is reset, or lost.
 //! - `held`: CDC messages that came too early.
 //! - `pace`: how fast it may carry bytes.
+//! - `dormancy`: when it gives memory back.
 
 mod bypassed;
 mod crossing;
+mod dormancy;
 mod drain;
 mod fill;
 mod held;
@@ -29,7 +31,7 @@ mod urgent;
 
 use std::sync::Arc;
 
-use smcr_memory::Lease;
+use smcr_memory::{Lease, Rmbe};
 use smcr_proto::connection::{Half, Progress};
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::{Status, Work};
@@ -439,6 +441,16 @@ impl<T> Relay<T> {
         self.failovers += 1;
         turn.counters.failovers.add(1);
         Outcome::Left(route)
+    }
+
+    /// The sweep asks whether it is dormant. Then it returns its element, in which nothing is
+    /// unread, and how many bytes the peer has announced, modulo 2^32.
+    pub(crate) fn dormant_element(&mut self) -> Option<(&mut Rmbe, u32)> {
+        let announced = self.tally.bytes_out;
+        let Far::Smc(smc) = &mut self.far else { return None };
+        let is_dormant = smc.connection.readable().is_empty() && smc.dormancy.look(announced);
+        let modulo = announced & u64::from(u32::MAX);
+        is_dormant.then(|| (&mut smc.rmbe, u32::try_from(modulo).expect("half of a word")))
     }
 
     /// Acts on deadlines that have passed.

@@ -11,6 +11,7 @@ use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Work;
 
+use super::dormancy::Dormancy;
 use super::held::{Held, hold};
 use super::kept::Kept;
 use super::route::Route;
@@ -37,6 +38,7 @@ pub(crate) struct Smc {
     pub(crate) late_until: Option<Instant>,
     /// Until when the last bytes of a program that has reset its connection wait for room.
     pub(crate) room_until: Option<Instant>,
+    pub(super) dormancy: Dormancy,
 }
 
 impl Smc {
@@ -59,6 +61,7 @@ impl Smc {
             held: None,
             late_until: None,
             room_until: None,
+            dormancy: Dormancy::default(),
         }
     }
 

@@ -49,6 +49,56 @@ fn pinned_pages_stay_and_are_zeroed() {
     assert_eq!(present(&region), [false; 4], "nobody pins it any more");
 }
 
+/// Memory goes back to the host only if whoever gives it back is alone with it, and
+/// knows of each byte that was placed.
+#[test]
+fn only_who_is_alone_gives_pages_back() {
+    let region = Region::new(32_768).unwrap();
+    let placer = region.placer();
+    placer.place(0, &[7; 5_000]);
+    placer.place(5_000, &[7; 3_000]);
+    // It begins in the first half, and counts there.
+    placer.place(16_380, &[7; 8]);
+    assert_eq!([region.placed(0, 16_384), region.placed(16_384, 16_384)], [8_008, 0]);
+    let before = present(&region);
+    assert_eq!(before, [true, true, false, true, true, false, false, false]);
+    for wrong in [0, 8_007, 8_009] {
+        assert!(!placer.relinquish(0, 8_192, 16_384, wrong));
+    }
+    let other = region.placer();
+    assert!(!placer.relinquish(0, 8_192, 16_384, 8_008), "there is another placer");
+    drop(other);
+    assert_eq!(present(&region), before);
+    assert!(placer.relinquish(0, 8_192, 16_384, 8_008));
+    assert_eq!(present(&region), [false, false, false, true, true, false, false, false]);
+    placer.place(1, &[9]);
+    assert_eq!(region.placed(0, 16_384), 8_009, "it counts on");
+}
+
+/// What came while a NIC had the pages pinned was announced, and not counted. It must not make up
+/// for what is placed now, and is not announced yet.
+#[test]
+fn nobody_gives_pages_back_that_were_ever_pinned() {
+    let region = Region::new(16_384).unwrap();
+    let placer = region.placer();
+    let pin = region.pin();
+    region.copy_in(0, &[7; 100]);
+    assert!(!placer.relinquish(0, 4_096, 16_384, 0), "a NIC has pinned it");
+    drop(pin);
+    placer.place(100, &[8; 100]);
+    assert!(!placer.relinquish(0, 4_096, 16_384, 100), "a hundred of two hundred bytes");
+}
+
+/// The peer writes to memory that it shares without telling anybody.
+#[test]
+fn memory_that_others_share_is_kept() {
+    let region = Region::shared(16_384).unwrap();
+    let placer = region.placer();
+    placer.place(0, &[7; 10]);
+    assert!(!placer.relinquish(0, 4_096, 16_384, 10));
+    assert!(present(&region)[0]);
+}
+
 #[test]
 #[should_panic(expected = "1+16384 of 16384")]
 fn a_range_that_leaves_the_region_is_our_bug() {

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::num::NonZero;
 use std::os::fd::BorrowedFd;
 
-use smcr_memory::{Backing, Region};
+use smcr_memory::{Backing, Region, Rmbe};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu, Qpn};
 
 use crate::roce::{self, dpdk, packet, udp};
@@ -455,6 +455,14 @@ impl crate::Fabric for Fabric {
             Self::Roce(fabric) => fabric.release(now, qp),
             Self::Shm(fabric) => fabric.release(now, qp),
             Self::Verbs(fabric) => fabric.release(now, qp),
+        }
+    }
+
+    fn relinquish(&mut self, element: &mut Rmbe, announced: u32) -> usize {
+        match self {
+            Self::Roce(fabric) => fabric.relinquish(element, announced),
+            Self::Shm(fabric) => fabric.relinquish(element, announced),
+            Self::Verbs(fabric) => fabric.relinquish(element, announced),
         }
     }
 }

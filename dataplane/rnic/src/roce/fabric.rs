@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smcr_memory::Rmbe;
 use smcr_proto::{Instant, MacAddress};
 
 use super::batch::{Batch, Show, Train, Wire};
@@ -324,6 +325,10 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         // In a full batch there is no room for it: then it is one of the packets that get lost.
         let _ = pair.answer(now, Occasion::Last, batch, wire, counters);
         self.pairs.release(qp);
+    }
+
+    fn relinquish(&mut self, element: &mut Rmbe, announced: u32) -> usize {
+        self.keys.relinquish(element, announced)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use smcr_memory::Region;
+use smcr_memory::{Placer, Rmbe};
 use smcr_proto::Rkey;
 
 use super::KEYS_MAX;
@@ -17,6 +17,8 @@ pub(super) struct Keys {
     slots: Vec<Option<Key>>,
     free: Vec<usize>,
     index: Index<usize>,
+    /// Finds the slot by the address of the region. Of several keys for one region, it finds one.
+    homes: HashMap<u64, usize, BuildHasherDefault<Spread>>,
 }
 
 /// A hash table whose keys we chose at random, so that it needs no protection against collisions.
@@ -26,7 +28,7 @@ pub(super) type Index<T> = HashMap<u32, T, BuildHasherDefault<Spread>>;
 struct Key {
     rkey: Rkey,
     domain: Domain,
-    region: Region,
+    placer: Placer,
     /// What the peer was told to be the address of its first byte.
     address: u64,
 }
@@ -46,6 +48,7 @@ impl Keys {
             slots: Vec::with_capacity(KEYS_MAX),
             free: Vec::with_capacity(KEYS_MAX),
             index: Index::with_capacity_and_hasher(KEYS_MAX, BuildHasherDefault::default()),
+            homes: HashMap::with_capacity_and_hasher(KEYS_MAX, BuildHasherDefault::default()),
         }
     }
 
@@ -53,8 +56,8 @@ impl Keys {
     pub(super) fn catch_up(&mut self, shared: &Shared) {
         while let Some(change) = shared.pop() {
             match change {
-                KeyUpdate::Open { rkey, domain, region, address } => {
-                    self.open(Key { rkey, domain, region, address });
+                KeyUpdate::Open { rkey, domain, placer, address } => {
+                    self.open(Key { rkey, domain, placer, address });
                 }
                 KeyUpdate::Close(rkey) => {
                     self.close(rkey);
@@ -72,12 +75,17 @@ impl Keys {
         assert!(self.slots.len() <= KEYS_MAX);
         let before = self.index.insert(key.rkey.0, at);
         assert!(before.is_none(), "two open keys are never equal");
+        self.homes.insert(key.placer.region().address(), at);
         self.slots[at] = Some(key);
     }
 
     fn close(&mut self, rkey: Rkey) {
         let at = self.index.remove(&rkey.0).expect("a key is opened before it is closed");
-        self.slots[at] = None;
+        let key = self.slots[at].take().expect("the index names open keys");
+        let home = key.placer.region().address();
+        if self.homes.get(&home) == Some(&at) {
+            self.homes.remove(&home);
+        }
         self.free.push(at);
     }
 
@@ -98,19 +106,26 @@ impl Keys {
         reth: Reth,
         bytes: &[u8],
     ) -> Result<(), Denied> {
-        let (region, at) = self.find(hint, domain, reth, bytes.len())?;
-        region.copy_in(at, bytes);
+        let (placer, at) = self.find(hint, domain, reth, bytes.len())?;
+        placer.place(at, bytes);
         Ok(())
     }
 
-    /// The region that the rkey in `reth` belongs to, and the offset of the write in it.
+    /// Gives the memory of an element back to the host; see [`crate::Fabric::relinquish`].
+    pub(super) fn relinquish(&self, element: &mut Rmbe, announced: u32) -> usize {
+        let at = self.homes.get(&element.rmb_address());
+        let key = at.and_then(|at| self.slots[*at].as_ref());
+        key.map_or(0, |key| element.relinquish(&key.placer, announced))
+    }
+
+    /// Writes to the region that the rkey in `reth` belongs to, and the offset of the write in it.
     fn find(
         &self,
         hint: &mut Hint,
         domain: Domain,
         reth: Reth,
         len: usize,
-    ) -> Result<(&Region, usize), Denied> {
+    ) -> Result<(&Placer, usize), Denied> {
         let hinted = self.slots.get(hint.0).and_then(Option::as_ref);
         let key = match hinted.filter(|key| key.rkey == reth.rkey) {
             Some(key) => key,
@@ -121,12 +136,13 @@ impl Keys {
         };
         let at = reth.address.checked_sub(key.address).ok_or(Denied)?;
         let at = usize::try_from(at).map_err(|_| Denied)?;
-        let fits = len <= key.region.len() && at <= key.region.len() - len;
-        if key.domain == domain && fits { Ok((&key.region, at)) } else { Err(Denied) }
+        let room = key.placer.region().len();
+        let fits = len <= room && at <= room - len;
+        if key.domain == domain && fits { Ok((&key.placer, at)) } else { Err(Denied) }
     }
 }
 
-/// A hasher that spreads a `u32` over 64 bits by a multiplication.
+/// A hasher that spreads a number over 64 bits by a multiplication.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Spread(u64);
 
@@ -142,12 +158,19 @@ impl Hasher for Spread {
     }
 
     fn write_u32(&mut self, number: u32) {
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use smcr_memory::{Region, Rmb};
+    use smcr_proto::RmbeSize;
+
     use super::*;
 
     const OURS: Domain = Domain(1);
@@ -156,7 +179,7 @@ mod tests {
         let region = Region::new(4096).unwrap();
         let mut keys = Keys::new();
         let address = region.address();
-        keys.open(Key { rkey: Rkey(7), domain: OURS, region: region.clone(), address });
+        keys.open(Key { rkey: Rkey(7), domain: OURS, placer: region.placer(), address });
         (keys, region)
     }
 
@@ -198,9 +221,43 @@ mod tests {
         keys.close(Rkey(7));
         let other = Region::new(4096).unwrap();
         let address = other.address();
-        keys.open(Key { rkey: Rkey(9), domain: OURS, region: other.clone(), address });
+        keys.open(Key { rkey: Rkey(9), domain: OURS, placer: other.placer(), address });
         assert_eq!(keys.place(&mut hint, OURS, reth, &[8; 4]), Err(Denied));
         let there = Reth { address: other.address(), rkey: Rkey(9), len: 4 };
         assert_eq!(keys.place(&mut hint, OURS, there, &[8; 4]), Ok(()));
+    }
+
+    /// An element is found by its region, whichever of two keys came last and goes first; while
+    /// both are open, each may be written by.
+    #[test]
+    fn an_element_is_given_back_by_the_only_key_of_its_region() {
+        let region = Region::new(65_536).unwrap();
+        let mut element = Rmb::carve(region.clone(), RmbeSize::KIB_64).take().unwrap();
+        let mut keys = Keys::new();
+        let key = |rkey| Key { rkey, domain: OURS, placer: region.placer(), address: 0 };
+        let write = |keys: &Keys, rkey| {
+            let reth = Reth { address: 0, rkey, len: 4 };
+            keys.place(&mut Hint::default(), OURS, reth, &[9; 4]).unwrap();
+        };
+        assert_eq!(keys.relinquish(&mut element, 0), 0, "no key at all");
+        keys.open(key(Rkey(7)));
+        keys.open(key(Rkey(8)));
+        write(&keys, Rkey(7));
+        write(&keys, Rkey(8));
+        element.touch(4);
+        assert_eq!(keys.relinquish(&mut element, 8), 0, "two keys");
+        keys.close(Rkey(7));
+        assert_eq!(keys.relinquish(&mut element, 4), 0, "half of the bytes");
+        assert_eq!(keys.relinquish(&mut element, 8), 4_096);
+        keys.close(Rkey(8));
+        assert!(keys.homes.is_empty());
+        // The one that came last goes first; the other one is not found, and nothing is lost.
+        keys.open(key(Rkey(7)));
+        keys.open(key(Rkey(8)));
+        keys.close(Rkey(8));
+        write(&keys, Rkey(7));
+        element.touch(4);
+        assert_eq!(keys.relinquish(&mut element, 12), 0);
+        keys.close(Rkey(7));
     }
 }

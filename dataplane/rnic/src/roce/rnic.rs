@@ -185,7 +185,7 @@ impl crate::Rnic for Rnic {
         };
         // Made up: where our memory really is helps nobody but who looks for a way in.
         let address = (u64::from((self.setup.entropy)()) + 1) << ADDRESS_SHIFT;
-        self.shared.push(KeyUpdate::Open { rkey, domain, region: region.clone(), address });
+        self.shared.push(KeyUpdate::Open { rkey, domain, placer: region.placer(), address });
         Ok(Registration { domain, rkey, address })
     }
 

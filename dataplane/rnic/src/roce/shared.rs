@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
-use smcr_memory::Region;
+use smcr_memory::Placer;
 use smcr_os::carrier::Link;
 use smcr_proto::{Gid, Qpn, Rkey};
 
@@ -73,8 +73,8 @@ pub(super) enum KeyUpdate {
         rkey: Rkey,
         /// The domain whose queue pairs may use the key.
         domain: Domain,
-        /// The region.
-        region: Region,
+        /// Writes to the region.
+        placer: Placer,
         /// What the peer is told to be the address of its first byte.
         address: u64,
     },

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smcr_memory::Region;
+use smcr_memory::{Region, Rmbe};
 use smcr_proto::{Gid, Instant, Psn, Qpn, Rkey};
 
 use crate::dice::Dice;
@@ -27,7 +27,7 @@ use crate::{
 pub use odds::Odds;
 use queue_pair::{QueuePair, Stage};
 pub use world::Parcel;
-use world::{Losses, Nic, QueuePairs, Registered, Tap, World};
+use world::{Losses, Nic, QueuePairs, Registered, Tap, World, Writer};
 
 mod odds;
 mod queue_pair;
@@ -246,8 +246,11 @@ impl crate::Rnic for Rnic {
                 break rkey;
             }
         };
-        let pin = pins.then(|| region.pin());
-        registered.insert(rkey, Registered { domain, region: region.clone(), pin });
+        let writer = match pins {
+            true => Writer::Pinned(region.pin()),
+            false => Writer::Placer(region.placer()),
+        };
+        registered.insert(rkey, Registered { domain, writer: Arc::new(writer) });
         Ok(Registration { domain, rkey, address: region.address() })
     }
 
@@ -257,7 +260,7 @@ impl crate::Rnic for Rnic {
         let registered = nics[self.nic].registered.remove(&registration.rkey);
         let registered = registered.expect("a registration of this NIC");
         for pair in queue_pairs.values_mut().filter(|pair| pair.nic == self.nic) {
-            pair.hidden.reveal_region(&registered.region);
+            pair.hidden.reveal_region(registered.writer.region());
         }
     }
 
@@ -473,6 +476,16 @@ impl crate::Fabric for Fabric {
         let pair = queue_pairs.get_mut(&qpn).expect("this fabric owns the queue pair");
         assert_ne!(pair.stage, Stage::Released, "{qp:?} was released before");
         pair.release(dice);
+    }
+
+    fn relinquish(&mut self, element: &mut Rmbe, announced: u32) -> usize {
+        let world = self.network.lock();
+        let mut registered = world.nics[self.nic].registered.values();
+        let home = element.rmb_address();
+        match registered.find(|one| one.writer.region().address() == home).map(|one| &*one.writer) {
+            Some(Writer::Placer(placer)) => element.relinquish(placer, announced),
+            Some(Writer::Pinned(_)) | None => 0,
+        }
     }
 }
 

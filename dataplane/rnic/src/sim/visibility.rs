@@ -5,8 +5,11 @@
 //! most machines most of the time. Here it fails: a write is split into pieces, and each becomes
 //! visible at a random moment before the message that announces it, the last byte perhaps first.
 
+use std::sync::Arc;
+
 use smcr_memory::Region;
 
+use super::world::Writer;
 use crate::dice::{Chance, Dice};
 
 /// Pieces of writes that one queue pair has accepted and that are not visible yet.
@@ -17,7 +20,7 @@ pub(super) struct Hidden {
 
 #[derive(Debug)]
 struct Pending {
-    region: Region,
+    writer: Arc<Writer>,
     at: usize,
     bytes: Vec<u8>,
     /// The number of the write among the requests of its sender.
@@ -25,26 +28,25 @@ struct Pending {
 }
 
 impl Hidden {
-    /// Accepts a write of `bytes` at offset `at` of `region`, which the caller has checked.
+    /// Accepts a write of `bytes` at offset `at` of a region, which the caller has checked.
     ///
     /// Hidden pieces that it overlaps become visible first, because the last write to a byte wins.
     pub(super) fn add(
         &mut self,
         dice: &mut Dice,
-        (region, at): (&Region, usize),
+        (writer, at): (&Arc<Writer>, usize),
         bytes: &[u8],
         request: u64,
     ) {
         let end = at + bytes.len();
-        self.reveal_where(|old| {
-            old.region.address() == region.address() && old.at < end && at < old.end()
-        });
+        self.reveal_where(|old| old.is_in(writer.region()) && old.at < end && at < old.end());
         let mut done = 0;
         while done < bytes.len() {
             let left = bytes.len() - done;
             let len = if dice.roll(SPLIT) { 1 + dice.index(left) } else { left };
             let bytes = bytes[done..done + len].to_vec();
-            self.pieces.push(Pending { region: region.clone(), at: at + done, bytes, request });
+            let writer = Arc::clone(writer);
+            self.pieces.push(Pending { writer, at: at + done, bytes, request });
             done += len;
         }
     }
@@ -67,7 +69,7 @@ impl Hidden {
 
     /// Makes all writes to `region` visible.
     pub(super) fn reveal_region(&mut self, region: &Region) {
-        self.reveal_where(|piece| piece.region.address() == region.address());
+        self.reveal_where(|piece| piece.is_in(region));
     }
 
     /// The queue pair broke: each piece becomes visible now or never.
@@ -92,8 +94,12 @@ impl Pending {
         self.at + self.bytes.len()
     }
 
+    fn is_in(&self, region: &Region) -> bool {
+        self.writer.region().address() == region.address()
+    }
+
     fn place(&self) {
-        self.region.copy_in(self.at, &self.bytes);
+        self.writer.write(self.at, &self.bytes);
     }
 }
 
@@ -116,8 +122,9 @@ mod tests {
         for seed in 0..100 {
             let (mut dice, mut hidden) = (Dice::new(seed), Hidden::default());
             let region = Region::new(4096).unwrap();
-            hidden.add(&mut dice, (&region, 0), &[1; 100], 0);
-            hidden.add(&mut dice, (&region, 50), &[2; 100], 1);
+            let writer = Arc::new(Writer::Placer(region.placer()));
+            hidden.add(&mut dice, (&writer, 0), &[1; 100], 0);
+            hidden.add(&mut dice, (&writer, 50), &[2; 100], 1);
             hidden.reveal_some(&mut dice, Chance::percent(50));
             hidden.reveal_before(2);
             assert_eq!(bytes_of(&region, 150), [[1; 50], [2; 50], [2; 50]].concat());
@@ -128,8 +135,9 @@ mod tests {
     fn a_write_may_stay_hidden_until_its_message_and_later_ones_stay_hidden_then() {
         let (mut dice, mut hidden) = (Dice::new(3), Hidden::default());
         let region = Region::new(4096).unwrap();
-        hidden.add(&mut dice, (&region, 0), &[1; 10], 0);
-        hidden.add(&mut dice, (&region, 10), &[2; 10], 2);
+        let writer = Arc::new(Writer::Placer(region.placer()));
+        hidden.add(&mut dice, (&writer, 0), &[1; 10], 0);
+        hidden.add(&mut dice, (&writer, 10), &[2; 10], 2);
         hidden.reveal_some(&mut dice, Chance::NEVER);
         assert_eq!(bytes_of(&region, 20), [0; 20]);
         hidden.reveal_before(1);
@@ -144,7 +152,8 @@ mod tests {
         let torn = (0..100).any(|seed| {
             let (mut dice, mut hidden) = (Dice::new(seed), Hidden::default());
             let region = Region::new(4096).unwrap();
-            hidden.add(&mut dice, (&region, 0), &[1; 100], 0);
+            let writer = Arc::new(Writer::Placer(region.placer()));
+            hidden.add(&mut dice, (&writer, 0), &[1; 100], 0);
             hidden.reveal_some(&mut dice, Chance::percent(50));
             let seen = bytes_of(&region, 100);
             seen[0] == 0 && seen[99] == 1

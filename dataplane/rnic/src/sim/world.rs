@@ -4,9 +4,10 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::Duration;
 
-use smcr_memory::{Pinned, Region};
+use smcr_memory::{Pinned, Placer, Region};
 use smcr_proto::{Gid, Instant, Qpn, Rkey};
 
 use super::queue_pair::{Arrival, Arrived, Event, Executed, InFlight, QueuePair, Stage};
@@ -127,10 +128,32 @@ pub(super) struct Nic {
 #[derive(Debug)]
 pub(super) struct Registered {
     pub(super) domain: Domain,
-    pub(super) region: Region,
-    /// Keeps its pages, if the NIC needs that.
-    #[expect(dead_code, reason = "it does its work by being there")]
-    pub(super) pin: Option<Pinned>,
+    pub(super) writer: Arc<Writer>,
+}
+
+/// How a NIC writes to a region.
+#[derive(Debug)]
+pub(super) enum Writer {
+    /// As one in software.
+    Placer(Placer),
+    /// As hardware: to pages that stay where they are. Nobody counts the bytes.
+    Pinned(Pinned),
+}
+
+impl Writer {
+    pub(super) fn region(&self) -> &Region {
+        match self {
+            Self::Placer(placer) => placer.region(),
+            Self::Pinned(pinned) => pinned.region(),
+        }
+    }
+
+    pub(super) fn write(&self, at: usize, bytes: &[u8]) {
+        match self {
+            Self::Placer(placer) => placer.place(at, bytes),
+            Self::Pinned(pinned) => pinned.region().copy_in(at, bytes),
+        }
+    }
 }
 
 /// The outcome of a request at the other end.
@@ -333,14 +356,14 @@ impl World {
                 Reception::Executed
             }
             Work::Write { lease, rkey, address, .. } => {
-                let Some((region, at)) =
+                let Some((writer, at)) =
                     nics[pair.nic].target(pair.domain, *rkey, *address, lease.len())
                 else {
                     return Reception::Refused;
                 };
                 let mut bytes = vec![0; lease.len() as usize];
                 lease.copy_out(0, &mut bytes);
-                pair.hidden.add(dice, (region, at), &bytes, request.request);
+                pair.hidden.add(dice, (writer, at), &bytes, request.request);
                 pair.hidden.reveal_some(dice, odds.early);
                 Reception::Executed
             }
@@ -395,11 +418,12 @@ impl Nic {
         rkey: Rkey,
         address: u64,
         len: u32,
-    ) -> Option<(&Region, usize)> {
-        let Registered { domain: owner, region, .. } = self.registered.get(&rkey)?;
+    ) -> Option<(&Arc<Writer>, usize)> {
+        let Registered { domain: owner, writer } = self.registered.get(&rkey)?;
+        let region = writer.region();
         let at = usize::try_from(address.checked_sub(region.address())?).ok()?;
         let end = at.checked_add(len as usize)?;
-        (*owner == domain && end <= region.len()).then_some((region, at))
+        (*owner == domain && end <= region.len()).then_some((writer, at))
     }
 }
 
@@ -423,9 +447,9 @@ impl Network {
         let world = self.lock();
         let nic = &world.nics[world.nic_at(gid)?];
         let domain = nic.registered.get(&rkey)?.domain;
-        let (region, at) = nic.target(domain, rkey, address, len)?;
+        let (writer, at) = nic.target(domain, rkey, address, len)?;
         let mut bytes = vec![0; len as usize];
-        region.copy_out(at, &mut bytes);
+        writer.region().copy_out(at, &mut bytes);
         Some(bytes)
     }
 }

@@ -32,7 +32,7 @@ impl Bench {
         assert!(shared.count_key());
         let domain = Domain(1);
         let address = region.address();
-        shared.push(KeyUpdate::Open { rkey: KEY, domain, region: region.clone(), address });
+        shared.push(KeyUpdate::Open { rkey: KEY, domain, placer: region.placer(), address });
         let mut keys = Keys::new();
         keys.catch_up(&shared);
         Self {

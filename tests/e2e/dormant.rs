@@ -1,0 +1,59 @@
+//! Dormant connections hold little memory, and go on all the same.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use crate::clock::wait_until;
+use crate::gateway::{Pair, SETTLE_LIMIT, local};
+use crate::hosts::{Hosts, accept, set_limit};
+use crate::pattern::Pattern;
+
+const PORT: u16 = 7010;
+const CONNECTIONS: u64 = 50;
+/// What each of them carries in each direction: somewhat less than one time round an element.
+const BYTES: usize = 200_000;
+/// The same for each gateway, in KiB.
+const ALL_KIB: u64 = CONNECTIONS * BYTES as u64 / 1024;
+
+/// Most connections of a host are dormant most of the time: what they have carried must not take
+/// memory until they end. It is the peer's right to write on at any time.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_dormant_connections_give_their_memory_back() {
+    let hosts = Hosts::new("smoke_dormant_connections_give_their_memory_back");
+    let pair = Pair::start(&hosts, &[PORT]);
+    let resident = || [&pair.a, &pair.b].map(|gateway| gateway.process.resident_kib());
+    let listener = hosts.b.listen(local(PORT));
+    let mut ends: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+            let ends = [client, accept(&listener, SETTLE_LIMIT)];
+            ends.iter().for_each(|end| set_limit(end, SETTLE_LIMIT));
+            ends
+        })
+        .collect();
+    for round in 0..3 {
+        for (seed, [client, server]) in (CONNECTIONS * round..).zip(&mut ends) {
+            carry(client, server, seed);
+            carry(server, client, seed);
+        }
+        let busy = resident();
+        wait_until("both have given most of it back", SETTLE_LIMIT, || {
+            let gone = busy.iter().zip(resident()).map(|(busy, now)| busy.saturating_sub(now));
+            gone.min().is_some_and(|least| least > ALL_KIB * 3 / 4)
+        });
+    }
+    pair.assert_all_smc(CONNECTIONS);
+}
+
+/// Carries [`BYTES`] bytes that are those of no other seed, and compares them.
+fn carry(source: &mut TcpStream, sink: &mut TcpStream, seed: u64) {
+    let mut sent = vec![0; BYTES];
+    Pattern::new(seed).fill(&mut sent);
+    let mut received = vec![0; BYTES];
+    std::thread::scope(|scope| {
+        scope.spawn(|| source.write_all(&sent).expect("the connection is up"));
+        sink.read_exact(&mut received).expect("all of it, in time");
+    });
+    assert!(received == sent, "bytes of seed {seed} are others now");
+}
