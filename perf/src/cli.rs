@@ -300,7 +300,9 @@ fn load(arguments: &LoadArguments) -> Result<()> {
             open_loop::run(target, connections.unwrap_or(1), rate, seconds)
         }
         (LoadKind::Burst, _) => crowd::burst(target, connections.unwrap_or(1)),
-        (LoadKind::Idle, _) => crowd::idle(target, connections.unwrap_or(1), seconds),
+        (LoadKind::Idle, _) => {
+            crowd::idle(target, connections.unwrap_or(1), crowd::SETTLE, seconds)
+        }
         (LoadKind::Str, _) if arguments.reverse => stream::receive(target, congestion, seconds),
         (LoadKind::Str, _) => match connections {
             None | Some(1) => stream::send(target, congestion, seconds),

@@ -90,6 +90,10 @@ pub(crate) struct Measurement {
     /// Largest resident size that each had during the load, the sum of both; in older files, since
     /// the run began.
     pub(crate) peak_rss_bytes_proxies: u64,
+    /// Resident size, the sum of both, when most connections had been idle for seconds; none of
+    /// other loads, and in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rss_bytes_proxies_at_rest: Option<u64>,
     /// How often threads of both proxies went to sleep; none in older files.
     #[serde(default)]
     pub(crate) sleeps_proxies: Option<u64>,
@@ -268,6 +272,7 @@ pub(crate) mod tests {
             cpu_s_machine: 0.0,
             rss_bytes_proxies_before: 0,
             peak_rss_bytes_proxies: 0,
+            rss_bytes_proxies_at_rest: None,
             sleeps_proxies: None,
             preemptions_proxies: None,
             calls_per_s_proxies: None,

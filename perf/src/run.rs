@@ -20,6 +20,7 @@ use crate::rig::paths::{Build, Path, Pin};
 use crate::rig::process::Process;
 use crate::rig::time_wait::TimeWaits;
 use crate::rig::totals::GatewayTotals;
+use crate::rig::watch::Watch;
 use crate::scenarios::{Congestion, LoadResult, Scenario};
 
 /// How long a gateway may take to count the connections that it has carried.
@@ -166,6 +167,7 @@ fn measure(
         cpu_s_machine: seen.cpu_s_machine,
         rss_bytes_proxies_before: seen.rss_bytes_before,
         peak_rss_bytes_proxies: seen.peak_rss_bytes,
+        rss_bytes_proxies_at_rest: seen.rss_bytes_at_rest,
         sleeps_proxies: work.map(|work| work.switches.sleeps),
         preemptions_proxies: work.map(|work| work.switches.preemptions),
         calls_per_s_proxies: seen.calls_per_s,
@@ -184,6 +186,8 @@ struct Observed {
     work: Option<Work>,
     rss_bytes_before: u64,
     peak_rss_bytes: u64,
+    /// Beside a crowd that rests.
+    rss_bytes_at_rest: Option<u64>,
     calls_per_s: Option<f64>,
     cpu_s_machine: f64,
     /// By the gateways.
@@ -201,7 +205,10 @@ fn observe(bench: &mut Bench, scenario: Scenario, path: Path, plan: &Plan) -> Re
     let rss_bytes_before = bench.proxies(path).iter().map(Process::rss_bytes).sum();
     bench.proxies(path).iter().try_for_each(Process::forget_peak_rss)?;
     let machine_before = machine_cpu_s() - bench.beside_cpu_s();
+    let pids = bench.proxies(path).iter().map(Process::id).collect();
+    let watch = scenario.is_idle().then(|| Watch::begin(pids));
     let load = loaded(bench, scenario, path, duration)?;
+    let rss_bytes_at_rest = watch.and_then(Watch::a_second_ago);
     let time_waits = scenario.is_sustained().then(|| bench.time_waits(scenario, path));
     let time_waits = time_waits.transpose()?;
     let cpu_s_machine = machine_cpu_s() - bench.beside_cpu_s() - machine_before;
@@ -222,6 +229,7 @@ fn observe(bench: &mut Bench, scenario: Scenario, path: Path, plan: &Plan) -> Re
         work,
         rss_bytes_before,
         peak_rss_bytes,
+        rss_bytes_at_rest,
         calls_per_s,
         cpu_s_machine,
         carried,

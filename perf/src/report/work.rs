@@ -22,14 +22,15 @@ pub(super) fn table(cells: &[Cell<'_>]) -> String {
         let rss = cell.rounds.iter().map(|round| round.rss_bytes_proxies_before).min();
         writeln!(
             text,
-            "| {} | {} | {sleeps:.2} | {} | {} | {} | {:.1} MB | {} |",
+            "| {} | {} | {sleeps:.2} | {} | {} | {} | {:.1} MB | {} | {} |",
             cell.scenario,
             cell.path,
             show(preemptions),
             show(calls),
             show(packets),
             rss.unwrap_or(0) as f64 / 2e6,
-            for_each_connection(cell),
+            for_each_connection(cell, |round| Some(round.peak_rss_bytes_proxies)),
+            for_each_connection(cell, |round| round.rss_bytes_proxies_at_rest),
         )
         .expect("a string takes all");
     }
@@ -38,8 +39,8 @@ pub(super) fn table(cells: &[Cell<'_>]) -> String {
     }
     let head = "\nOf both proxies, for each request, or each megabyte of a stream; memory of one \
                 of them.\n\n| scenario | path | sleeps | cores lost or offered | system calls | \
-                packets of A | resident before | for each connection |\n\
-                |---|---|---|---|---|---|---|---|\n";
+                packets of A | resident before | for each connection | at rest |\n\
+                |---|---|---|---|---|---|---|---|---|\n";
     head.to_owned() + &text
 }
 
@@ -53,12 +54,12 @@ fn counted_s(round: &Measurement) -> Option<f64> {
     }
 }
 
-/// How far the memory of one proxy grew for each connection of a crowd.
-fn for_each_connection(cell: &Cell<'_>) -> String {
+/// How far the memory of one proxy had grown for each connection of a crowd, when it was `rss`.
+fn for_each_connection(cell: &Cell<'_>, rss: impl Fn(&Measurement) -> Option<u64>) -> String {
     // Within one host, the other gateway has no connections.
     let proxies = if cell.path.starts_with("host-") { 1.0 } else { 2.0 };
     let grown = |round: &&Measurement| {
-        let grown = round.peak_rss_bytes_proxies.saturating_sub(round.rss_bytes_proxies_before);
+        let grown = rss(round)?.saturating_sub(round.rss_bytes_proxies_before);
         (round.connections >= CROWD).then(|| grown as f64 / proxies / f64::from(round.connections))
     };
     let largest = cell.rounds.iter().filter_map(grown).reduce(f64::max);
@@ -83,7 +84,7 @@ mod tests {
             ..measurement("RR-1", "smcgate", 1)
         };
         let text = table(&Cell::group(&[round]));
-        let line = "| RR-1 | smcgate | 4.00 | 0.00 | 16.00 | 2.00 | 0.0 MB | – |";
+        let line = "| RR-1 | smcgate | 4.00 | 0.00 | 16.00 | 2.00 | 0.0 MB | – | – |";
         assert!(text.lines().any(|l| l == line), "{text}");
     }
 
@@ -99,7 +100,7 @@ mod tests {
             ..measurement("STR", "haproxy", 1)
         };
         let text = table(&Cell::group(&[round]));
-        let line = "| STR | haproxy | 0.25 | 0.00 | 30.00 | – | 0.0 MB | – |";
+        let line = "| STR | haproxy | 0.25 | 0.00 | 30.00 | – | 0.0 MB | – | – |";
         assert!(text.lines().any(|l| l == line), "{text}");
     }
 
@@ -110,7 +111,8 @@ mod tests {
         (round.connections, round.requests_total, round.sleeps_proxies) = (9_000, 1, Some(0));
         round.rss_bytes_proxies_before = 30_000_000;
         round.peak_rss_bytes_proxies = 102_000_000;
+        round.rss_bytes_proxies_at_rest = Some(48_000_000);
         let text = table(&Cell::group(&[round]));
-        assert!(text.lines().any(|line| line.ends_with("| 15.0 MB | 4.0 kB |")), "{text}");
+        assert!(text.lines().any(|line| line.ends_with("| 15.0 MB | 4.0 kB | 1.0 kB |")), "{text}");
     }
 }

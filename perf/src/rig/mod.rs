@@ -9,3 +9,4 @@ pub(crate) mod paths;
 pub(crate) mod process;
 pub(crate) mod time_wait;
 pub(crate) mod totals;
+pub(crate) mod watch;

@@ -197,11 +197,13 @@ impl Scenario {
     pub(crate) fn is_steady(self) -> bool {
         // Crowds need a while to come, and some programs make so many requests, however long that
         // takes.
-        let begins_otherwise = matches!(
-            self,
-            Self::Burst { .. } | Self::Idle { .. } | Self::Scraped { .. } | Self::Program(_)
-        );
-        !begins_otherwise && self.connections() < 1_000
+        let begins_late = matches!(self, Self::Burst { .. } | Self::Program(_)) || self.is_idle();
+        !begins_late && self.connections() < 1_000
+    }
+
+    /// Whether almost all connections are idle.
+    pub(crate) fn is_idle(self) -> bool {
+        matches!(self, Self::Idle { .. } | Self::Scraped { .. })
     }
 
     /// Whether connections in TIME_WAIT at the end are part of the measurement.

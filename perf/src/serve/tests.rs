@@ -37,7 +37,7 @@ fn a_crowd_is_served() {
     let result = crowd::burst(server(Behaviour::Echo), 100).unwrap();
     assert_eq!((result.connections_opened, result.requests_total), (100, 100));
     assert_eq!(result.latency.unwrap().count, 100);
-    let result = crowd::idle(server(Behaviour::Echo), 100, BRIEFLY).unwrap();
+    let result = crowd::idle(server(Behaviour::Echo), 100, BRIEFLY, BRIEFLY).unwrap();
     assert_eq!(result.connections_opened, 101);
     assert!(result.latency.unwrap().count > 0);
 }
