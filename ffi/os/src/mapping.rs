@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
@@ -167,11 +168,11 @@ impl Mapping {
 
     /// Frees the pages that lie completely in `at..at + len`, unless they are huge; they read as
     /// zero afterwards, to everybody who shares them. Returns the range that was freed, in bytes
-    /// from `base`.
+    /// from `base`. Where the kernel's pages are larger than ours, it frees nothing.
     ///
     /// # Errors
     ///
-    /// As `madvise(2)`, for example on a kernel with larger pages. Nothing is freed then.
+    /// As `madvise(2)`. Nothing is freed then.
     ///
     /// # Panics
     ///
@@ -181,7 +182,7 @@ impl Mapping {
         let start = at.next_multiple_of(PAGE);
         let end = (at + len) / PAGE * PAGE;
         // Huge pages that were given back might be missing when they are touched again.
-        if start >= end || self.is_huge {
+        if start >= end || self.is_huge || !pages_are_ours() {
             return Ok(at..at);
         }
         // SAFETY: `start <= len` by the assertion and the test above, so by MAPPED the result
@@ -209,7 +210,18 @@ impl Drop for Mapping {
     }
 }
 
-/// Size of a page on every platform we build for.
+/// Whether the kernel's pages have the size of ours. It frees whole pages of its own, even if it is
+/// asked for a part of the last one, and a neighbour may need the rest of it.
+fn pages_are_ours() -> bool {
+    static ARE_OURS: OnceLock<bool> = OnceLock::new();
+    *ARE_OURS.get_or_init(|| {
+        // SAFETY: `sysconf` asks for nothing; it returns a number.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size) == Ok(PAGE)
+    })
+}
+
+/// The size of pages that we reckon with.
 const PAGE: usize = 4096;
 /// Size of the smallest huge pages.
 pub const HUGE_PAGE: usize = 2 << 20;
