@@ -178,11 +178,15 @@ pub(crate) mod tests {
         /// How many bytes its datagram has, as the kernel counts them.
         pub(crate) fn pending(&self) -> usize {
             let port = format!(":{:04X} ", self.socket.local_addr().unwrap().port());
-            let sockets = fs::read_to_string("/proc/thread-self/net/udp").unwrap();
-            let line = sockets.lines().find(|line| line.contains(&port)).expect("it is open");
-            // sl local_address rem_address st tx_queue:rx_queue
-            let queues = line.split_whitespace().nth(4).unwrap();
-            usize::from_str_radix(queues.split(':').next().unwrap(), 16).unwrap()
+            let queued = || {
+                let sockets = fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+                let line = sockets.lines().find(|line| line.contains(&port))?;
+                // sl local_address rem_address st tx_queue:rx_queue
+                let queues = line.split_whitespace().nth(4).unwrap();
+                Some(usize::from_str_radix(queues.split(':').next().unwrap(), 16).unwrap())
+            };
+            // The kernel prints the list in parts, and passes over some if others close meanwhile.
+            (0..100).find_map(|_| queued()).expect("it is open")
         }
     }
 

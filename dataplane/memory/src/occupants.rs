@@ -55,8 +55,8 @@ impl Occupants {
         leave(&self.placers);
     }
 
-    /// Calls `clear` if the caller, which is a placer, is the only occupant there has been since
-    /// all others were placers. Nobody else becomes one meanwhile.
+    /// Calls `clear` if the caller, which is a placer, is the only one, and nobody has ever pinned
+    /// the pages. Nobody else comes meanwhile.
     pub(crate) fn alone(&self, clear: impl FnOnce() -> bool) -> bool {
         enter(&self.clearing);
         fence(Ordering::SeqCst);

@@ -1,10 +1,11 @@
 //! A mapping that stays as long as anything that was carved from it.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use smcr_os::{Exposed, Extent, HUGE_PAGE, Mapping};
 
@@ -37,15 +38,11 @@ pub enum Backing {
 struct Memory {
     mapping: Mapping,
     occupants: Occupants,
-    /// For each piece of [`PIECE`] bytes.
-    placed: Box<[Placed]>,
+    /// How many bytes placers have placed in each piece of [`PIECE`] bytes, modulo 2^32; none if
+    /// there never was a placer. A write that begins in one piece and ends in the next counts for
+    /// the first.
+    placed: OnceLock<Arc<[AtomicU32]>>,
 }
-
-/// How many bytes were placed in a piece, modulo 2^32. A write that begins in one piece and ends in
-/// the next counts for the first. In a cache line of its own: several threads may place.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Placed(AtomicU32);
 
 /// A region whose pages stay where they are as long as this exists. Hardware asks for it: a NIC
 /// translates addresses to pages once, when memory is registered, and then goes on using those
@@ -72,47 +69,55 @@ impl Drop for Pinned {
 /// nothing while it gives pages back.
 #[must_use = "until this is dropped, nobody else gives pages of the region back"]
 #[derive(Debug)]
-pub struct Placer(Region);
+pub struct Placer {
+    region: Region,
+    /// Those of the region.
+    placed: Arc<[AtomicU32]>,
+}
 
 impl Placer {
     /// The region.
     pub fn region(&self) -> &Region {
-        &self.0
+        &self.region
     }
 
-    /// Copies `bytes` to `at` bytes into the region.
+    /// Copies `bytes`, at least one, to `at` bytes into the region.
     ///
     /// # Panics
     ///
     /// If the range leaves the region. Callers have checked what peers sent; this is our bug.
     pub fn place(&self, at: usize, bytes: &[u8]) {
-        self.0.copy_in(at, bytes);
+        self.region.copy_in(at, bytes);
         let count = u32::try_from(bytes.len()).expect("a packet's payload");
-        self.0.memory.placed[at / PIECE].0.fetch_add(count, Ordering::Relaxed);
+        self.placed[at / PIECE].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Gives the first `used` of `len` bytes from `at` back to the host, whole pages only, if
-    /// exactly `expected` bytes, modulo 2^32, were ever placed in all `len` of them, and nobody
-    /// else can place any, or has ever pinned them. Returns whether it did; the first `used` bytes
-    /// are zero then.
+    /// Gives `pages` back to the host if exactly `expected` bytes, modulo 2^32, were ever placed in
+    /// the `element` that they are of, and nobody else can place any, or has ever pinned it.
+    /// Returns whether it did; the pages are zero then.
     ///
     /// # Panics
     ///
-    /// If the range leaves the region.
-    pub(crate) fn relinquish(&self, at: usize, used: usize, len: usize, expected: u32) -> bool {
-        let Memory { mapping, occupants, .. } = &*self.0.memory;
+    /// If a range leaves the region.
+    pub(crate) fn relinquish(
+        &self,
+        pages: Range<usize>,
+        element: Range<usize>,
+        expected: u32,
+    ) -> bool {
+        let Memory { mapping, occupants, .. } = &*self.region.memory;
         // Who shares the memory writes to it without us.
         mapping.descriptor().is_none()
             && occupants.alone(|| {
-                self.0.placed(at, len) == expected
-                    && mapping.discard(at, used).is_ok_and(|gone| gone == (at..at + used))
+                self.region.placed(element.start, element.len()) == expected
+                    && mapping.discard(pages.start, pages.len()).is_ok_and(|gone| gone == pages)
             })
     }
 }
 
 impl Drop for Placer {
     fn drop(&mut self) {
-        self.0.memory.occupants.dismiss();
+        self.region.memory.occupants.dismiss();
     }
 }
 
@@ -162,9 +167,8 @@ impl Region {
     }
 
     fn of(mapping: Mapping) -> Self {
-        let pieces = mapping.len().div_ceil(PIECE);
-        let placed = std::iter::repeat_with(Placed::default).take(pieces).collect();
-        Self { memory: Arc::new(Memory { mapping, occupants: Occupants::default(), placed }) }
+        let (occupants, placed) = (Occupants::default(), OnceLock::new());
+        Self { memory: Arc::new(Memory { mapping, occupants, placed }) }
     }
 
     /// The descriptor of a region that is shared. A process that has it can read and write all of
@@ -184,14 +188,18 @@ impl Region {
     /// One more who places the bytes of peers in this region. It may wait as [`pin`](Self::pin).
     pub fn placer(&self) -> Placer {
         self.memory.occupants.admit();
-        Placer(self.clone())
+        let pieces = self.len().div_ceil(PIECE);
+        let none = || std::iter::repeat_with(AtomicU32::default).take(pieces).collect();
+        let placed = Arc::clone(self.memory.placed.get_or_init(none));
+        Placer { region: self.clone(), placed }
     }
 
     /// How many bytes placers have placed in `len` bytes from `at`, modulo 2^32, if these begin and
     /// end with pieces.
     pub(crate) fn placed(&self, at: usize, len: usize) -> u32 {
-        let pieces = &self.memory.placed[at / PIECE..(at + len).div_ceil(PIECE)];
-        let counts = pieces.iter().map(|placed| placed.0.load(Ordering::Relaxed));
+        let Some(placed) = self.memory.placed.get() else { return 0 };
+        let pieces = &placed[at / PIECE..(at + len).div_ceil(PIECE)];
+        let counts = pieces.iter().map(|placed| placed.load(Ordering::Relaxed));
         counts.fold(0, u32::wrapping_add)
     }
 

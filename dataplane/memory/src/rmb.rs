@@ -40,7 +40,7 @@ impl Rmb {
         assert!(elements > 0);
         let free = (1..=elements)
             .rev()
-            .map(|index| Rmbe { region: region.clone(), index, size, touched: 0, before: 0 })
+            .map(|index| Rmbe { region: region.clone(), index, size, touched: 0..0, before: 0 })
             .collect();
         Self { region, size, free, cooling: VecDeque::new(), elements }
     }
@@ -102,8 +102,8 @@ pub struct Rmbe {
     region: Region,
     index: u8,
     size: RmbeSize,
-    /// Bytes from the start that the peer has written, as far as it has said so.
-    touched: u32,
+    /// The bytes that the peer has written, as far as it has said so, and those between.
+    touched: Range<u32>,
     /// How many bytes had been placed in it before the present connection got it, modulo 2^32.
     before: u32,
 }
@@ -139,15 +139,23 @@ impl Rmbe {
         self.region.copy_out(self.start() + at as usize, out);
     }
 
-    /// Notes that the peer has written up to `end` bytes from the start. Up to there the element
-    /// has pages, which are cheaper to zero than to give back; see [`Rmb::give_back`].
+    /// Notes that the peer has written these bytes. The element has pages there, which are cheaper
+    /// to zero than to give back, if they are few; see [`Rmb::give_back`].
     ///
     /// # Panics
     ///
-    /// If that is beyond the element.
-    pub fn touch(&mut self, end: u32) {
-        assert!(end <= self.capacity());
-        self.touched = self.touched.max(end);
+    /// If they are beyond the element.
+    pub fn touch(&mut self, written: Range<u32>) {
+        assert!(written.end <= self.capacity());
+        if written.is_empty() {
+            return;
+        }
+        if self.touched.is_empty() {
+            self.touched = written;
+        } else {
+            let start = self.touched.start.min(written.start);
+            self.touched = start..self.touched.end.max(written.end);
+        }
     }
 
     /// Gives the pages that the peer has used back to the host, if it has announced all that it has
@@ -165,13 +173,14 @@ impl Rmbe {
     pub fn relinquish(&mut self, placer: &Placer, announced: u32) -> usize {
         let home = placer.region().address();
         assert_eq!(home, self.region.address(), "the placer is not of the same region");
-        let (used, len) = (self.used(), self.capacity() as usize);
+        let (used, start) = (self.used(), self.start());
+        let (pages, end) = (start + used.start..start + used.end, start + self.capacity() as usize);
         let expected = self.before.wrapping_add(announced);
-        if used == 0 || !placer.relinquish(self.start(), used, len, expected) {
+        if used.is_empty() || !placer.relinquish(pages, start..end, expected) {
             return 0;
         }
-        self.touched = 0;
-        used
+        self.touched = 0..0;
+        used.len()
     }
 
     /// Two ranges of the element in stream order, for a system call to read.
@@ -196,17 +205,19 @@ impl Rmbe {
     /// pages behind those that were used are given back: for pages that were never there, that is
     /// one short system call.
     fn clear(&mut self) {
-        let (start, len, used) = (self.start(), self.capacity() as usize, self.used());
+        let (start, len, used) = (self.start(), self.capacity() as usize, self.used().end);
         let by_hand = if used > ZERO_BY_HAND_MAX { 0 } else { used };
         self.region.zero(start, by_hand);
         self.region.discard(start + by_hand, len - by_hand);
-        self.touched = 0;
+        self.touched = 0..0;
         self.before = self.region.placed(start, len);
     }
 
-    /// Bytes of the pages that the peer has written, as far as it has said so.
-    fn used(&self) -> usize {
-        (self.touched as usize).next_multiple_of(PAGE).min(self.capacity() as usize)
+    /// The pages that the peer has written, as far as it has said so, in bytes from the start.
+    fn used(&self) -> Range<usize> {
+        let Range { start, end } = self.touched;
+        let end = (end as usize).next_multiple_of(PAGE).min(self.capacity() as usize);
+        start as usize / PAGE * PAGE..end
     }
 }
 
@@ -275,7 +286,7 @@ mod tests {
         assert_eq!(rmb.in_use(), 2);
 
         region.copy_in(65_536, &[9; 65_536]);
-        second.touch(65_536);
+        second.touch(0..65_536);
         rmb.give_back(second);
         let third = rmb.take().unwrap();
         assert_eq!(third.index(), 3);
@@ -319,7 +330,7 @@ mod tests {
             let mut rmb = Rmb::carve(region.clone(), RmbeSize::KIB_64);
             let (first, mut second) = (rmb.take().unwrap(), rmb.take().unwrap());
             region.copy_in(0, &[9; 3 * 65_536]);
-            second.touch(touched);
+            second.touch(0..touched);
             rmb.give_back(second);
             let mut out = vec![1; 3 * 65_536];
             region.copy_out(0, &mut out);
@@ -342,8 +353,8 @@ mod tests {
             assert_eq!(first.relinquish(&placer, 0), 0, "it has none");
             placer.place(first.start() + 100, &[7; 50]);
             placer.place(second.start(), &[7; 9]);
-            first.touch(150);
-            second.touch(9);
+            first.touch(100..150);
+            second.touch(0..9);
             for other in [49, 51, 0] {
                 assert_eq!(first.relinquish(&placer, other), 0, "round {round}, {other} bytes");
             }
@@ -355,8 +366,8 @@ mod tests {
             second.copy_out(0, &mut out);
             assert_eq!(out[..10], [7, 7, 7, 7, 7, 7, 7, 7, 7, 0], "the neighbour keeps its own");
             placer.place(first.start() + 8_000, &[7; 200]);
-            first.touch(8_200);
-            assert_eq!(first.relinquish(&placer, 250), 12_288);
+            first.touch(8_000..8_200);
+            assert_eq!(first.relinquish(&placer, 250), 8_192, "of three pages, two have it");
             rmb.give_back(first);
             rmb.give_back(second);
         }

@@ -455,8 +455,8 @@ pub trait Fabric {
     ///
     /// A backend can do so if the thread that calls this is the only one that places the bytes of
     /// peers in the element. Otherwise what a peer writes meanwhile would be lost, so the memory
-    /// stays: of hardware, of memory that a peer shares, and where RNICs with other pollers know
-    /// the RMB, as those of a link group with a second link do.
+    /// stays: of hardware, and what hardware ever knew; what a peer shares; and where another RNIC
+    /// knows the RMB, as those of the other links of a group do.
     fn relinquish(&mut self, _element: &mut Rmbe, _announced: u32) -> usize {
         0
     }

@@ -176,7 +176,7 @@ impl Gateway {
     /// What [`leave`](smcgate::groups::Groups::leave) does, but for the rest of the element.
     pub(super) fn reuse_early(&mut self, now: Instant, joined: Joined) {
         let Joined { connection, mut rmbe, .. } = joined;
-        rmbe.touch(rmbe.capacity());
+        rmbe.touch(0..rmbe.capacity());
         if let Some(port) = self.groups.member(connection).map(|member| member.port) {
             self.groups.pollers_mut().forget(port, connection);
         }

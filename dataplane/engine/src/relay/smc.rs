@@ -70,7 +70,8 @@ impl Smc {
         let progress = self.connection.handle_cdc(now, cdc)?;
         if progress.readable_bytes > 0 {
             let [head, tail] = self.connection.readable().pieces();
-            self.rmbe.touch(head.end.max(tail.end));
+            self.rmbe.touch(head);
+            self.rmbe.touch(tail);
             self.late_until = None;
         }
         if progress.peer_closed {
@@ -155,7 +156,7 @@ impl Smc {
     /// Notes that the peer may have written to all of our element.
     pub(super) fn touch_all(&mut self) {
         let capacity = self.rmbe.capacity();
-        self.rmbe.touch(capacity);
+        self.rmbe.touch(0..capacity);
     }
 
     /// Moves the connection to another link, and returns the route. Takes along the bytes that must

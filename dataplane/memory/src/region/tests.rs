@@ -63,13 +63,13 @@ fn only_who_is_alone_gives_pages_back() {
     let before = present(&region);
     assert_eq!(before, [true, true, false, true, true, false, false, false]);
     for wrong in [0, 8_007, 8_009] {
-        assert!(!placer.relinquish(0, 8_192, 16_384, wrong));
+        assert!(!placer.relinquish(0..8_192, 0..16_384, wrong));
     }
     let other = region.placer();
-    assert!(!placer.relinquish(0, 8_192, 16_384, 8_008), "there is another placer");
+    assert!(!placer.relinquish(0..8_192, 0..16_384, 8_008), "there is another placer");
     drop(other);
     assert_eq!(present(&region), before);
-    assert!(placer.relinquish(0, 8_192, 16_384, 8_008));
+    assert!(placer.relinquish(0..8_192, 0..16_384, 8_008));
     assert_eq!(present(&region), [false, false, false, true, true, false, false, false]);
     placer.place(1, &[9]);
     assert_eq!(region.placed(0, 16_384), 8_009, "it counts on");
@@ -83,10 +83,10 @@ fn nobody_gives_pages_back_that_were_ever_pinned() {
     let placer = region.placer();
     let pin = region.pin();
     region.copy_in(0, &[7; 100]);
-    assert!(!placer.relinquish(0, 4_096, 16_384, 0), "a NIC has pinned it");
+    assert!(!placer.relinquish(0..4_096, 0..16_384, 0), "a NIC has pinned it");
     drop(pin);
     placer.place(100, &[8; 100]);
-    assert!(!placer.relinquish(0, 4_096, 16_384, 100), "a hundred of two hundred bytes");
+    assert!(!placer.relinquish(0..4_096, 0..16_384, 100), "a hundred of two hundred bytes");
 }
 
 /// The peer writes to memory that it shares without telling anybody.
@@ -95,7 +95,7 @@ fn memory_that_others_share_is_kept() {
     let region = Region::shared(16_384).unwrap();
     let placer = region.placer();
     placer.place(0, &[7; 10]);
-    assert!(!placer.relinquish(0, 4_096, 16_384, 10));
+    assert!(!placer.relinquish(0..4_096, 0..16_384, 10));
     assert!(present(&region)[0]);
 }
 

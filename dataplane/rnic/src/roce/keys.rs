@@ -118,7 +118,7 @@ impl Keys {
         key.map_or(0, |key| element.relinquish(&key.placer, announced))
     }
 
-    /// Writes to the region that the rkey in `reth` belongs to, and the offset of the write in it.
+    /// What writes to the region of the rkey in `reth`, and the offset of the write in it.
     fn find(
         &self,
         hint: &mut Hint,
@@ -244,7 +244,7 @@ mod tests {
         keys.open(key(Rkey(8)));
         write(&keys, Rkey(7));
         write(&keys, Rkey(8));
-        element.touch(4);
+        element.touch(0..4);
         assert_eq!(keys.relinquish(&mut element, 8), 0, "two keys");
         keys.close(Rkey(7));
         assert_eq!(keys.relinquish(&mut element, 4), 0, "half of the bytes");
@@ -256,7 +256,7 @@ mod tests {
         keys.open(key(Rkey(8)));
         keys.close(Rkey(8));
         write(&keys, Rkey(7));
-        element.touch(4);
+        element.touch(0..4);
         assert_eq!(keys.relinquish(&mut element, 12), 0);
         keys.close(Rkey(7));
     }
