@@ -205,8 +205,8 @@ fn observe(bench: &mut Bench, scenario: Scenario, path: Path, plan: &Plan) -> Re
     let rss_bytes_before = bench.proxies(path).iter().map(Process::rss_bytes).sum();
     bench.proxies(path).iter().try_for_each(Process::forget_peak_rss)?;
     let machine_before = machine_cpu_s() - bench.beside_cpu_s();
-    let pids = bench.proxies(path).iter().map(Process::id).collect();
-    let watch = scenario.is_idle().then(|| Watch::begin(pids));
+    let pids: Vec<_> = bench.proxies(path).iter().map(Process::id).collect();
+    let watch = (scenario.is_idle() && !pids.is_empty()).then(|| Watch::begin(pids));
     let load = loaded(bench, scenario, path, duration)?;
     let rss_bytes_at_rest = watch.and_then(Watch::a_second_ago);
     let time_waits = scenario.is_sustained().then(|| bench.time_waits(scenario, path));

@@ -28,7 +28,7 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 /// How long busy loops run before anything is measured beside them.
 const SPREAD_TIME: Duration = Duration::from_millis(300);
 /// How much longer than its duration a load may take.
-const LOAD_GRACE: Duration = Duration::from_secs(60);
+const LOAD_GRACE: Duration = Duration::from_secs(90);
 /// How long gateways may take to end the connections of a measurement that is over.
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 

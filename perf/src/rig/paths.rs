@@ -224,8 +224,8 @@ impl Path {
 pub(crate) fn haproxy_configuration(host: Host) -> String {
     let mut text = String::from(
         "global\n  nbthread 1\n  maxconn 9500\n\
-         defaults\n  mode tcp\n  maxconn 9500\n  timeout connect 5s\n  timeout client 60s\n  \
-         timeout server 60s\n",
+         defaults\n  mode tcp\n  maxconn 9500\n  timeout connect 5s\n  timeout client 300s\n  \
+         timeout server 300s\n",
     );
     for service in Service::ALL {
         let (bind, upstream) = HAPROXY_PORTS.hop(host, service);
