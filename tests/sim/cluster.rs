@@ -333,31 +333,31 @@ impl Cluster {
         let until = self.now + duration;
         loop {
             self.run_until_quiet();
-            let deadlines = self.hosts.iter_mut();
-            let deadlines = deadlines.filter_map(|host| host.next_deadline(self.now));
-            match deadlines.min() {
-                Some(at) if at <= until => self.now = self.now.max(at),
-                Some(_) | None => break,
+            if !self.pass_to_deadline(until) {
+                break;
             }
-            self.steps = 0;
         }
         self.now = self.now.max(until);
+    }
+
+    /// Lets time pass until the next timer of a host, if that is not after `until`. Returns whether
+    /// it is not.
+    fn pass_to_deadline(&mut self, until: Instant) -> bool {
+        let deadlines = self.hosts.iter_mut();
+        let deadlines = deadlines.filter_map(|host| host.next_deadline(self.now));
+        let Some(at) = deadlines.min().filter(|at| *at <= until) else { return false };
+        self.now = self.now.max(at);
+        self.steps = 0;
+        true
     }
 
     /// Lets time pass while nobody does anything new: `duration`, or less if there is much to do.
     pub(crate) fn pause(&mut self, duration: Duration) {
         let until = self.now + duration;
         for _ in 0..PAUSE_STEPS {
-            if self.step() | self.pass_time() {
-                continue;
+            if !(self.step() | self.pass_time() || self.pass_to_deadline(until)) {
+                break;
             }
-            let deadlines = self.hosts.iter_mut();
-            let deadlines = deadlines.filter_map(|host| host.next_deadline(self.now));
-            match deadlines.min() {
-                Some(at) if at <= until => self.now = self.now.max(at),
-                Some(_) | None => break,
-            }
-            self.steps = 0;
         }
     }
 
