@@ -64,7 +64,8 @@ counters! {
     /// Times that began.
     refrainings: count,
     /// Whether the thread lets others go on now when it wakes up, because it carries short
-    /// connections, most of whose work is theirs: 0 or 1.
+    /// connections, most of whose work is theirs, or a crowd that always has something for it: 0
+    /// or 1.
     gathering: now,
     /// Times that began.
     gatherings: count,

@@ -31,6 +31,7 @@ pub mod clock;
 mod connections;
 mod counter;
 pub mod counters;
+mod crowd;
 pub mod gauges;
 pub mod handoff;
 mod hot;

@@ -21,6 +21,8 @@ use std::time::Duration;
 
 use smcr_proto::Instant;
 
+use crate::crowd::Crowd;
+
 /// What a poller carries in one window of time, and what that said in those before it.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
@@ -54,6 +56,7 @@ pub(crate) struct Load {
     /// part of each of the windows before, in percent.
     waited: Option<Duration>,
     waits: [u8; STEADY as usize],
+    crowd: Crowd,
 }
 
 /// What is believed of a load, and how many windows in a row have said the opposite.
@@ -78,6 +81,7 @@ impl Load {
         self.others = self.others.saturating_add(u32::from(slot != last));
         // Pollers may have every second slot, or every sixteenth.
         self.slots |= 1 << (slot.wrapping_mul(SPREAD) >> 10);
+        self.crowd.note(slot);
     }
 
     /// The thread slept from `before` until `now`.
@@ -131,6 +135,7 @@ impl Load {
                 short: self.short.after(short),
                 waited,
                 waits,
+                crowd: std::mem::take(&mut self.crowd),
                 ..Self::default()
             };
         }
@@ -148,6 +153,16 @@ impl Load {
     /// Whether nearly all that it carries is that of many short connections.
     pub(crate) fn is_short_connections(&self) -> bool {
         self.short.is
+    }
+
+    /// Whether it carries requests of so many lasting connections that there is always something to
+    /// do: see [`Crowd::is_there`]. To be asked after each turn of the poller.
+    pub(crate) fn is_crowd(
+        &mut self,
+        now: Instant,
+        awake: impl FnOnce() -> Option<Duration>,
+    ) -> bool {
+        self.crowd.is_there(now, awake) && !self.is_stream() && !self.is_short_connections()
     }
 
     /// Whether the window, of this length, was one of many short connections: so many have come.
@@ -333,6 +348,34 @@ mod tests {
             );
             let quiet = Window { pieces: 0, came: 0, ..window };
             assert_eq!(run(quiet), [is_short, is_short, false], "{what}");
+        }
+    }
+
+    /// Streams are left to what makes them faster, and short connections to the threads that do
+    /// most of the work for them.
+    #[test]
+    fn only_requests_over_lasting_connections_are_those_of_a_crowd() {
+        for (what, bytes, both_ways, came, is_crowd) in [
+            ("requests", 64, true, 0, true),
+            ("large ones", 4 * LARGE, true, 0, true),
+            ("streams in one direction", 4 * LARGE, false, 0, false),
+            ("short connections", 64, true, 256, false),
+        ] {
+            let mut load = Load::default();
+            let (mut now, mut is) = (Instant(0), false);
+            for _ in 0..60 {
+                let mut moved = load.bytes;
+                for slot in 0..512 {
+                    load.note(slot);
+                    moved[usize::from(both_ways && slot % 2 == 0)] += bytes;
+                    load.look(moved);
+                }
+                now = now + WINDOW;
+                load.slept(now, now + WINDOW / 4);
+                load.gains_by_haste(now, moved, load.came + came, || None);
+                is = load.is_crowd(now, || Some(now.since(Instant(0))));
+            }
+            assert_eq!(is, is_crowd, "{what}");
         }
     }
 

@@ -15,7 +15,8 @@
 //!
 //! Short connections gain by the opposite: others do most of the work
 //! ([`Idle::gathers`](crate::idle::Idle::gathers)). With them a thread stays at its nice value, and
-//! lets whoever runs go on when it wakes up (`SCHED_BATCH`).
+//! lets whoever runs go on when it wakes up (`SCHED_BATCH`). A crowd that leaves no time
+//! (`crowd`) gains by that as well, but the thread's nice value is raised as with any other load.
 //!
 //! It gives all this back when it has had nothing to carry for a tenth of a second, and what makes
 //! it run sooner also when its core is not contended, as far as it knows. That includes the time in
@@ -62,6 +63,8 @@ pub enum Gain {
     Haste,
     /// By letting others go on.
     Patience,
+    /// By letting others go on, if its nice value is raised.
+    Batches,
     /// By neither.
     Neither,
 }
@@ -141,7 +144,8 @@ impl Priority {
         let class = match gain {
             Gain::Haste if carries && contended => Class::RealTime,
             Gain::Patience if carries => Class::Batch,
-            Gain::Haste | Gain::Patience | Gain::Neither => Class::Ordinary,
+            Gain::Batches if carries && contended => Class::Batch,
+            Gain::Haste | Gain::Patience | Gain::Batches | Gain::Neither => Class::Ordinary,
         };
         let raised = carries && contended && gain != Gain::Patience;
         [self.change(raised, set_nice), self.set_class(class, set_class)]
@@ -361,16 +365,19 @@ mod tests {
     #[test]
     fn it_is_of_another_class_only_while_that_helps() {
         use Class::{Batch, Ordinary, RealTime};
-        use Gain::{Haste, Neither, Patience};
+        use Gain::{Batches, Haste, Neither, Patience};
         let soon = START + TURN;
         for (now, contended, gain, expected) in [
             (soon, true, Haste, (true, RealTime)),
             (soon, true, Neither, (true, Ordinary)),
             (soon, true, Patience, (false, Batch)),
+            (soon, true, Batches, (true, Batch)),
+            (soon, false, Batches, (false, Ordinary)),
             (soon, false, Haste, (false, Ordinary)),
             (soon, false, Patience, (false, Batch)),
             (START + QUIET, true, Haste, (false, Ordinary)),
             (START + QUIET, true, Patience, (false, Ordinary)),
+            (START + QUIET, true, Batches, (false, Ordinary)),
         ] {
             for class in [Ordinary, Batch, RealTime] {
                 let mut priority = Priority { class, ..carrying(true) };

@@ -1,11 +1,12 @@
-//! How long a thread has waited for a core.
+//! How long a thread has had a core, and waited for one.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::str;
 use std::time::Duration;
 
-/// The time that the scheduler has kept a thread from its core because others had it.
+/// The time that the scheduler has given a thread a core, and kept it from one because others had
+/// it.
 #[derive(Debug)]
 pub(crate) struct Waits {
     /// What the kernel counts of a thread, on one line: nanoseconds on a core, nanoseconds in the
@@ -22,11 +23,22 @@ impl Waits {
 
     /// All of them together, since the thread began; nothing if nobody counts them.
     pub(crate) fn so_far(&self) -> Duration {
+        self.read().map(|[_, waited]| waited).unwrap_or_default()
+    }
+
+    /// How long the thread was not asleep, since it began: on a core, or waiting for one. None if
+    /// nobody counts that. Some kernels leave out the time that interrupts take.
+    pub(crate) fn awake(&self) -> Option<Duration> {
+        self.read().map(|[ran, waited]| ran + waited)
+    }
+
+    /// How long the thread was on a core, and waited for one.
+    fn read(&self) -> Option<[Duration; 2]> {
         let mut line = [0; 80];
-        let read = |file: &File| file.read_at(&mut line, 0).ok();
-        let len = self.schedstat.as_ref().and_then(read).unwrap_or_default();
-        let waited = str::from_utf8(&line[..len]).ok().and_then(|line| line.split(' ').nth(1));
-        Duration::from_nanos(waited.and_then(|nanos| nanos.parse().ok()).unwrap_or_default())
+        let len = self.schedstat.as_ref()?.read_at(&mut line, 0).ok()?;
+        let mut words = str::from_utf8(&line[..len]).ok()?.split(' ');
+        let mut nanos = || words.next()?.parse().ok().map(Duration::from_nanos);
+        Some([nanos()?, nanos()?])
     }
 }
 
@@ -72,12 +84,22 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_nothing() {
-        assert_eq!(Waits::told_by(None).so_far(), Duration::ZERO);
-        for (line, nanos) in [("", 0), ("12 34 56\n", 34), ("12", 0), ("12 x 56\n", 0)] {
+        let nobody = Waits::told_by(None);
+        assert_eq!((nobody.so_far(), nobody.awake()), (Duration::ZERO, None));
+        for (line, told) in [
+            ("12 34 56\n", Some((34, 46))),
+            ("", None),
+            ("12", None),
+            ("12 x 56\n", None),
+            ("x 34 56\n", None),
+        ] {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(line.as_bytes()).unwrap();
             let waits = Waits::told_by(Some(file));
-            assert_eq!(waits.so_far(), Duration::from_nanos(nanos), "{line:?}");
+            let waited = told.map(|(waited, _)| waited).unwrap_or_default();
+            assert_eq!(waits.so_far(), Duration::from_nanos(waited), "{line:?}");
+            let awake = told.map(|(_, awake)| Duration::from_nanos(awake));
+            assert_eq!(waits.awake(), awake, "{line:?}");
         }
     }
 }

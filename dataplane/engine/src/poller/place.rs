@@ -51,10 +51,14 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let waited = || idle.heeds_waits().then(|| place.waits.so_far());
         let came = counters.connections_smc.get().wrapping_add(counters.connections_tcp.get());
         let in_haste = self.load.gains_by_haste(now, bytes, came, waited);
-        let gain = match (idle.gathers(now), in_haste) {
-            (true, _) => Gain::Patience,
-            (false, true) => Gain::Haste,
-            (false, false) => Gain::Neither,
+        let awake = || idle.is_contended().then(|| place.waits.awake()).flatten();
+        // To let others go on without a raised priority would leave it little.
+        let is_crowd = self.load.is_crowd(now, awake) && priority.is_raised();
+        let gain = match (idle.gathers(now), is_crowd, in_haste) {
+            (true, _, _) => Gain::Patience,
+            (false, true, _) => Gain::Batches,
+            (false, false, true) => Gain::Haste,
+            (false, false, false) => Gain::Neither,
         };
         let bytes = bytes[0].wrapping_add(bytes[1]);
         let contended = !self.stopping && idle.is_contended();

@@ -314,3 +314,58 @@ fn a_poller_with_short_connections_lets_others_go_on() {
         assert_eq!((last.batch, last.told), (false, [0, count]), "it is over: {seen:?}");
     }
 }
+
+/// In windows of 100 ms a poller carries this many connections, and its thread is awake for so much
+/// of the time, while a program keeps its core, or does not. Returns how it is scheduled after
+/// each of six: whether as a batch thread, and whether its nice value is raised.
+fn carry_crowd(connections: u16, awake: u64, boost: u8, contended: bool) -> Vec<(bool, bool)> {
+    let mut poller = without_rnic();
+    let affinity = Affinity::of_this_thread().unwrap();
+    let schedstat = tempfile::tempfile().unwrap();
+    let waits = Waits::told_by(Some(schedstat.try_clone().unwrap()));
+    let mut priority = Priority::of_this_thread(boost, false);
+    let mut idle = Idle::new(Policy::Adaptive, Duration::from_millis(20));
+    let place = place::Place::at_first(&idle, &affinity, waits);
+    let mut now = Instant(1_000_000_000);
+    for _ in 0..if contended { 3 } else { 0 } {
+        assert_eq!(idle.after_turn(now, true), Advice::Yield);
+        now = now + Duration::from_millis(4);
+        idle.after_offer(now);
+    }
+    assert_eq!(idle.is_contended(), contended);
+    let window = |at: u64| {
+        let line = format!("{} {} 0", at * awake * 400_000, at * awake * 600_000);
+        schedstat.write_all_at(line.as_bytes(), 0).unwrap();
+        (0..connections).for_each(|slot| poller.load.note(slot));
+        poller.shared.counters.bytes_in.add(64);
+        poller.set_priority(now, &place, &mut priority, &mut idle);
+        now = now + Duration::from_millis(100);
+        // To raise it is refused to whoever may not.
+        (priority.is_batch(), priority.is_raised())
+    };
+    (1..=6).map(window).collect()
+}
+
+/// Where others need its core, a poller with a crowd that always has something for it lets them go
+/// on when it wakes up, if it could raise its nice value.
+#[test]
+fn a_poller_with_a_crowd_lets_others_go_on() {
+    let may_raise = std::thread::spawn(|| carry_crowd(1, 50, 1, true)).join().unwrap()[0].1;
+    for (connections, awake, boost, contended, batch) in [
+        (512, 85, 1, true, true),
+        (512, 85, 0, true, false),
+        (512, 85, 1, false, false),
+        (512, 50, 1, true, false),
+        (128, 100, 1, true, false),
+    ] {
+        // The class of a thread is its own.
+        let carry = move || carry_crowd(connections, awake, boost, contended);
+        let seen = std::thread::spawn(carry).join().unwrap();
+        let raised = contended && boost > 0 && may_raise;
+        let batch = batch && may_raise;
+        // What came before the first look is none; the next one says since when to count, and four
+        // later it is known how much it was.
+        let expected = [false, false, false, false, false, batch].map(|batch| (batch, raised));
+        assert_eq!(seen, expected, "{:?}", (connections, awake, boost, contended));
+    }
+}
