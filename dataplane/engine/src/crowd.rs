@@ -40,9 +40,7 @@ pub(crate) struct Crowd {
 impl Crowd {
     /// Something moved for the connection in this slot.
     pub(crate) fn note(&mut self, slot: u16) {
-        // Pollers may have every second slot, or every sixteenth: an odd factor keeps those apart
-        // if the bits are the upper ones of the product.
-        let bit = usize::from(slot.wrapping_mul(SPREAD) >> (16 - BITS.ilog2()));
+        let bit = group_of::<BITS>(slot);
         self.slots[bit / 64] |= 1 << (bit % 64);
     }
 
@@ -83,6 +81,12 @@ impl Crowd {
     }
 }
 
+/// In which of so many groups a slot is, a power of two. Pollers may have every second slot, or
+/// every sixteenth: a factor of 2^16 divided by the golden ratio spreads them all.
+pub(crate) fn group_of<const GROUPS: usize>(slot: u16) -> usize {
+    usize::from(slot.wrapping_mul(0x9e37) >> (16 - GROUPS.ilog2()))
+}
+
 /// How often to count: in a tenth of this, half of a crowd has had no turn.
 const WINDOW: Duration = Duration::from_millis(100);
 /// So many connections at work in a window are many, and two thirds of them once that has been so.
@@ -97,7 +101,6 @@ const SPAN: u32 = 4;
 const COMES: u32 = 60;
 const STAYS: u32 = 75;
 const BITS: usize = 1024;
-const SPREAD: u16 = 0x9e37;
 
 #[cfg(test)]
 mod tests {

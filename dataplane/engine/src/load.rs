@@ -5,6 +5,7 @@
 //! connections is then interrupted after each of the answers that it writes, and batches become
 //! small. So such a load is left to the scheduler, which lets the application go on for a while.
 //! Few connections have nothing to gather, and large pieces cost what they cost, in batches or not.
+//! (Where hundreds of connections always have something to do, that is not so: see `crowd`.)
 //!
 //! Short connections are the other extreme. Most of what they cost is the work of others, above all
 //! of the control threads, and each of them needs a poller a few times, for a moment. A poller that
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use smcr_proto::Instant;
 
-use crate::crowd::Crowd;
+use crate::crowd::{self, Crowd};
 
 /// What a poller carries in one window of time, and what that said in those before it.
 #[derive(Debug, Default)]
@@ -79,8 +80,7 @@ impl Load {
         self.times = self.times.saturating_add(1);
         let last = std::mem::replace(&mut self.slot, slot);
         self.others = self.others.saturating_add(u32::from(slot != last));
-        // Pollers may have every second slot, or every sixteenth.
-        self.slots |= 1 << (slot.wrapping_mul(SPREAD) >> 10);
+        self.slots |= 1 << crowd::group_of::<64>(slot);
         self.crowd.note(slot);
     }
 
@@ -213,8 +213,6 @@ const STEADY: u32 = 3;
 const PART: u32 = 20;
 /// Not to sleep after all takes a microsecond or two.
 const SLEEP_MIN: Duration = Duration::from_micros(5);
-/// Odd, so that it leads no two slots of 64 in a row into one group.
-const SPREAD: u16 = 0x9e37;
 /// So many connections have nothing to gather.
 const FEW: u32 = 4;
 /// Bytes at a time that are as many as one can wish, on average.
