@@ -27,7 +27,7 @@ use tempfile::TempDir;
 
 use crate::clock::wait_until;
 use crate::gateway::{Gateway, SETTLE_LIMIT, Setup, local, program};
-use crate::hosts::{Host, Hosts, accept, target};
+use crate::hosts::{Host, Hosts, accept};
 use crate::process::{Process, run, wait_for_listener};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -156,10 +156,9 @@ impl Player<'_> {
     }
 }
 
-/// The library under test: beside the gateway in cargo's target directory.
+/// The library under test: beside the gateway.
 fn library() -> PathBuf {
-    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
-    let library = target().join(profile).join("libsmcgate_preload.so");
+    let library = program().with_file_name("libsmcgate_preload.so");
     let path = library.display();
     assert!(library.exists(), "{path} is missing: cargo build -p smcgate-preload");
     library

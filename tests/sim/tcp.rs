@@ -10,7 +10,7 @@
 //! Towards the application every mark is written down.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Read as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smcr_engine::limits::EVENTS_PER_TURN_MAX;
@@ -71,7 +71,10 @@ impl Lane {
 
     fn take(&mut self, len: usize) -> Vec<u8> {
         self.start += len as u64;
-        self.bytes.drain(..len).collect()
+        let mut taken = vec![0; len];
+        // As a whole: byte by byte, swarms would spend an eighth of their time here.
+        self.bytes.read_exact(&mut taken).expect("there are so many");
+        taken
     }
 
     /// How many bytes a read may bring: up to the mark, unless it begins there.

@@ -6,7 +6,7 @@ mod tape;
 mod urgent;
 
 use std::io::ErrorKind;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -15,9 +15,10 @@ use crate::hosts::{Hosts, accept};
 use scenarios::{SCENARIOS, Scenario};
 use tape::Tape;
 
-const PORT: u16 = 7010;
-/// Port for connections that no gateway carries: gateway B listens on the other one.
-const TCP_PORT: u16 = 7011;
+/// Rows are played on all of these at once, one after another on each.
+const PORTS: [u16; 4] = [7010, 7011, 7012, 7013];
+/// What to add for connections that no gateway carries: gateway B listens on the others.
+const TCP: u16 = 10;
 
 /// What lies between the client on host a and the server on host b.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ struct Outcome {
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_fidelity_over_smc_r() {
     let hosts = Hosts::new("smoke_fidelity_over_smc_r");
-    let pair = Pair::start(&hosts, &[PORT]);
+    let pair = Pair::start(&hosts, &PORTS);
     assert_same(&hosts, Route::Gateways);
     // One connection per scenario; the refused one may end before it is counted.
     pair.assert_all_smc(SCENARIOS.len() as u64 - 1);
@@ -62,7 +63,8 @@ fn smoke_table_is_certain_over_tcp() {
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn fidelity_over_fallback() {
     let hosts = Hosts::new("fidelity_over_fallback");
-    let a = Setup::new("gateway-a", &hosts.a).towards(hosts.b.address, PORT);
+    let a = Setup::new("gateway-a", &hosts.a);
+    let a = PORTS.iter().fold(a, |a, &port| a.towards(hosts.b.address, port));
     let a = a.start(&hosts, &hosts.a);
     assert_same(&hosts, Route::Fallback);
     let totals = a.stats().totals;
@@ -72,25 +74,42 @@ fn fidelity_over_fallback() {
 
 /// Plays the whole table over TCP and over `route`, and shows all differences at once.
 fn assert_same(hosts: &Hosts, route: Route) {
-    let mut differences = String::new();
-    for scenario in SCENARIOS {
-        let expected = play(hosts, Route::Tcp, scenario);
-        let silent = expected.client.iter().chain(&expected.server).any(|event| is_silence(event));
-        assert!(!silent, "{} waits in vain over TCP: {expected:#?}", scenario.name);
-        let found = play(hosts, route, scenario);
-        if expected != found {
-            differences += &format!("{}: {expected:#?}\nbut {route:?} {found:#?}\n", scenario.name);
+    let rows = Mutex::new(SCENARIOS.iter());
+    let next = || rows.lock().expect("nobody panics with it").next();
+    let differences = Mutex::new(String::new());
+    thread::scope(|scope| {
+        for port in PORTS {
+            let (next, differences) = (&next, &differences);
+            scope.spawn(move || {
+                while let Some(scenario) = next() {
+                    let difference = difference(hosts, route, port, scenario);
+                    *differences.lock().expect("nobody panics with it") += &difference;
+                }
+            });
         }
-    }
+    });
+    let differences = differences.into_inner().expect("nobody panics with it");
     assert!(differences.is_empty(), "\n{differences}");
 }
 
+/// Plays one scenario over TCP and over `route`. Returns what to say if outcomes differ.
+fn difference(hosts: &Hosts, route: Route, port: u16, scenario: &Scenario) -> String {
+    let expected = play(hosts, Route::Tcp, port, scenario);
+    let silent = expected.client.iter().chain(&expected.server).any(|event| is_silence(event));
+    assert!(!silent, "{} waits in vain over TCP: {expected:#?}", scenario.name);
+    let found = play(hosts, route, port, scenario);
+    if expected == found {
+        return String::new();
+    }
+    format!("{}: {expected:#?}\nbut {route:?} {found:#?}\n", scenario.name)
+}
+
 /// Plays one scenario, each side in a thread of its own.
-fn play(hosts: &Hosts, route: Route, scenario: &Scenario) -> Outcome {
+fn play(hosts: &Hosts, route: Route, port: u16, scenario: &Scenario) -> Outcome {
     let (bind, target) = match route {
-        Route::Tcp => (hosts.b.at(TCP_PORT), hosts.b.at(TCP_PORT)),
-        Route::Gateways => (local(PORT), local(PORT)),
-        Route::Fallback => (hosts.b.at(PORT), local(PORT)),
+        Route::Tcp => (hosts.b.at(port + TCP), hosts.b.at(port + TCP)),
+        Route::Gateways => (local(port), local(port)),
+        Route::Fallback => (hosts.b.at(port), local(port)),
     };
     let listener = scenario.server.map(|_| hosts.b.listen(bind));
     let (to_server, from_client) = mpsc::channel();
