@@ -76,32 +76,33 @@ fn fidelity_over_fallback() {
 fn assert_same(hosts: &Hosts, route: Route) {
     let rows = Mutex::new(SCENARIOS.iter());
     let next = || rows.lock().expect("nobody panics with it").next();
-    let differences = Mutex::new(String::new());
+    let different = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for port in PORTS {
-            let (next, differences) = (&next, &differences);
+            let (next, different) = (&next, &different);
             scope.spawn(move || {
                 while let Some(scenario) = next() {
-                    let difference = difference(hosts, route, port, scenario);
-                    *differences.lock().expect("nobody panics with it") += &difference;
+                    if let Some(difference) = difference(hosts, route, port, scenario) {
+                        // At once: a row that panics would hide it.
+                        eprintln!("{difference}");
+                        different.lock().expect("nobody panics with it").push(scenario.name);
+                    }
                 }
             });
         }
     });
-    let differences = differences.into_inner().expect("nobody panics with it");
-    assert!(differences.is_empty(), "\n{differences}");
+    let different = different.into_inner().expect("nobody panics with it");
+    assert!(different.is_empty(), "other outcomes than over TCP: {different:?}");
 }
 
 /// Plays one scenario over TCP and over `route`. Returns what to say if outcomes differ.
-fn difference(hosts: &Hosts, route: Route, port: u16, scenario: &Scenario) -> String {
+fn difference(hosts: &Hosts, route: Route, port: u16, scenario: &Scenario) -> Option<String> {
     let expected = play(hosts, Route::Tcp, port, scenario);
     let silent = expected.client.iter().chain(&expected.server).any(|event| is_silence(event));
     assert!(!silent, "{} waits in vain over TCP: {expected:#?}", scenario.name);
     let found = play(hosts, route, port, scenario);
-    if expected == found {
-        return String::new();
-    }
-    format!("{}: {expected:#?}\nbut {route:?} {found:#?}\n", scenario.name)
+    let name = scenario.name;
+    (expected != found).then(|| format!("{name}: {expected:#?}\nbut {route:?} {found:#?}"))
 }
 
 /// Plays one scenario, each side in a thread of its own.

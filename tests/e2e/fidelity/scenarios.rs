@@ -98,7 +98,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "client closes with unread data",
         client: |tape| {
             tape.listen();
-            tape.sleep_ms(300); // Until the data is in our socket, on every route.
+            tape.sleep_ms(1_000); // Until the data is in our socket, on every route.
             tape.read(10);
             tape.close();
         },
@@ -281,7 +281,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         },
         server: Some(|tape| {
             tape.listen();
-            tape.sleep_ms(300); // Until all of it is in our socket, on every route.
+            tape.sleep_ms(1_000); // Until all of it is in our socket, on every route.
             tape.read_to_end();
         }),
     },
@@ -299,7 +299,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         },
         server: Some(|tape| {
             tape.listen();
-            tape.sleep_ms(300);
+            tape.sleep_ms(1_000);
             tape.await_urgent();
             tape.read_urgent();
             tape.read_to_mark();
@@ -322,7 +322,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
             tape.await_urgent();
             tape.tell();
             tape.listen();
-            tape.sleep_ms(300);
+            tape.sleep_ms(1_000);
             tape.read_urgent();
             tape.read_to_mark();
             tape.read_to_end();
