@@ -203,10 +203,10 @@ impl<H: Harness> Rig<H> {
         } else {
             self.idle_turns += 1;
             let idle = now.since(self.moved);
-            let outstanding = self.sides.each_ref().map(Side::outstanding);
             assert!(
                 idle < PATIENCE && self.idle_turns < IDLE_TURNS_MAX,
-                "stalled for {idle:?} with {outstanding:?} requests that have not ended"
+                "stalled for {idle:?}: {:#?}",
+                self.sides.each_ref().map(|side| &side.ends)
             );
             let [a, b] = &mut self.sides;
             let until = [a.fabric.prepare_sleep(now), b.fabric.prepare_sleep(now)];
