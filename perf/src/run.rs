@@ -269,7 +269,14 @@ impl Work {
 fn loaded(bench: &Bench, scenario: Scenario, path: Path, duration: Duration) -> Result<LoadResult> {
     let is_scraped = matches!(scenario, Scenario::Scraped { .. }) && path.rnic().is_some();
     let mut scrapers = if is_scraped { bench.scrape()? } else { Vec::new() };
-    let load = bench.load(scenario, path, duration)?;
+    let load = bench.load(scenario, path, duration).map_err(|failure| match path.rnic() {
+        None => failure,
+        Some(_) => {
+            let [a, b] = [Host::A, Host::B].map(|host| bench.gateway_events(host));
+            let events = format!("since they started, gateway A: {a}; gateway B: {b}");
+            Failure::new(format!("{failure}; {events}"))
+        }
+    })?;
     scrapers.iter_mut().try_for_each(Process::check_alive)?;
     Ok(load)
 }
@@ -296,8 +303,8 @@ fn prove_smc(
             Err(_) if now_ns() < until => thread::sleep(Duration::from_millis(100)),
             Ok(proof) => return Ok(proof),
             Err(failure) => {
-                let reasons = bench.gateway_fallbacks(host).unwrap_or_else(|why| why.to_string());
-                return Err(Failure::new(format!("{failure}; since it started: {reasons}")));
+                let events = bench.gateway_events(host);
+                return Err(Failure::new(format!("{failure}; since it started: {events}")));
             }
         }
     }

@@ -15,7 +15,7 @@ use super::paths::{
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
-use super::totals::{GatewayTotals, parse_active, parse_fallbacks, parse_totals};
+use super::totals::{GatewayTotals, parse_active, parse_events, parse_totals};
 use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
@@ -318,9 +318,10 @@ impl Bench {
         parse_totals(&self.gateway_stats(host)?)
     }
 
-    /// Why connections stayed TCP at the gateway in `host` since it started.
-    pub(crate) fn gateway_fallbacks(&self, host: Host) -> Result<String> {
-        parse_fallbacks(&self.gateway_stats(host)?)
+    /// What has happened at the gateway in `host` since it started.
+    pub(crate) fn gateway_events(&self, host: Host) -> String {
+        let events = self.gateway_stats(host).and_then(|stats| parse_events(&stats));
+        events.unwrap_or_else(|why| why.to_string())
     }
 
     fn gateway_stats(&self, host: Host) -> Result<String> {

@@ -48,20 +48,25 @@ pub(crate) fn parse_active(json: &str) -> Result<u64> {
     Ok(active("smc")? + active("tcp")?)
 }
 
-/// Why connections stayed TCP since the gateway started, by the same JSON.
+/// What has happened since the gateway started, by the same JSON: why connections stayed TCP, and
+/// whatever is counted.
 ///
 /// # Errors
 ///
 /// When it does not say.
-pub(crate) fn parse_fallbacks(json: &str) -> Result<String> {
+pub(crate) fn parse_events(json: &str) -> Result<String> {
     let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
     let fallbacks = stats["fallbacks"].as_array();
     let fallbacks = fallbacks.ok_or_else(|| Failure::new("GET /stats has no fallbacks"))?;
-    let each = fallbacks.iter().map(|one| match (&one["count"], &one["name"]) {
+    let fallbacks = fallbacks.iter().map(|one| match (&one["count"], &one["name"]) {
         (count, serde_json::Value::String(name)) if count.is_u64() => Ok(format!("{count} {name}")),
         _ => Err(Failure::new("GET /stats has a fallback without a count or a name")),
     });
-    Ok(each.collect::<Result<Vec<_>>>()?.join(", "))
+    let totals = stats["totals"].as_object();
+    let totals = totals.ok_or_else(|| Failure::new("GET /stats has no totals"))?;
+    let totals = totals.iter().filter(|(_, count)| count.as_u64() != Some(0));
+    let totals = totals.map(|(name, count)| Ok(format!("{count} {name}")));
+    Ok(fallbacks.chain(totals).collect::<Result<Vec<_>>>()?.join(", "))
 }
 
 #[cfg(test)]
@@ -84,10 +89,12 @@ mod tests {
 
     #[test]
     fn whoever_stayed_tcp_has_a_reason() {
-        let json = r#"{"fallbacks":[{"code":1,"name":"A","count":3},{"name":"B","count":1}]}"#;
-        assert_eq!(parse_fallbacks(json).unwrap(), "3 A, 1 B");
-        for renamed in ["<html>", r#"{"fallback":[]}"#, &json.replace("name", "called")] {
-            assert!(parse_fallbacks(renamed).is_err(), "{renamed}");
+        let json = r#"{"fallbacks":[{"code":1,"name":"A","count":3},{"name":"B","count":1}],
+            "totals":{"refused_tcp":2,"rings":0}}"#;
+        assert_eq!(parse_events(json).unwrap(), "3 A, 1 B, 2 refused_tcp");
+        let renamed = ["name", "fallbacks", "totals"].map(|key| json.replace(key, "called"));
+        for renamed in renamed.iter().map(String::as_str).chain(["<html>"]) {
+            assert!(parse_events(renamed).is_err(), "{renamed}");
         }
     }
 
