@@ -25,12 +25,13 @@
 //! free. Now and then it offers the core on which it happens to be for a while. The first loss ends
 //! the attempt, and the next one is made after twice the time, or soon if there was nothing to do
 //! for long. If nobody keeps that core, the contention is over, as far as the thread can know, and
-//! it goes on as on its own core; but it stays where it is. Only when that has been well for a long
-//! time does it go back to its own core, and tries that. (Going back at once was tried, and going
-//! back right after the attempt: both took the threads of a connection apart that the scheduler had
-//! put on one core, where they wake each other without an interrupt, and it took long to bring them
-//! together again. Beside one busy loop a request and its answer then took 70 µs, and 61 when the
-//! threads stayed.)
+//! it goes on as on its own core, but stays where it is. When that has been well for a moment it
+//! tries its own core; if that is kept, the moment is twice as long the next time. (Going back at
+//! once, and right after the attempt, took the threads of a connection apart that the scheduler had
+//! put on one core, where they wake each other without an interrupt: beside one busy loop a request
+//! and its answer then took 70 µs, and 61 when the threads stayed. Going back after ten seconds was
+//! too late: after a burst a request took 190 µs elsewhere, and 90 at home.) After a second of
+//! rest, in which nothing is learnt, it tries its own core once the first work is done.
 //!
 //! There, others that use an offer are most likely the threads of that connection, and the other
 //! cores are kept. A sleep costs little then, because whoever wakes the thread is on the same core,
@@ -77,6 +78,8 @@
 //! former.)
 
 mod gathering;
+mod homecoming;
+mod naps;
 mod shares;
 
 use std::time::Duration;
@@ -84,6 +87,8 @@ use std::time::Duration;
 use smcr_proto::Instant;
 
 use self::gathering::Gathering;
+use self::homecoming::Homecoming;
+use self::naps::Naps;
 pub use self::shares::Taken;
 use self::shares::{Limit, Share, Shares};
 use crate::allowance::PAUSE;
@@ -144,12 +149,8 @@ pub struct Idle {
     gathering: Gathering,
     /// Whether its own core is kept for long, as far as attempts have shown.
     home_kept: bool,
-    /// When it last waited for so much of the time that others need the core: see [`NARROW`].
-    narrow_at: Option<Instant>,
-    /// Whether it sleeps after offers that were used.
-    naps_on: bool,
-    /// So many times more it sleeps where it would make the next offer.
-    naps: u32,
+    homecoming: Homecoming,
+    naps: Naps,
 }
 
 /// Whether others need our core.
@@ -188,9 +189,8 @@ impl Idle {
             waits: 0,
             gathering: Gathering::default(),
             home_kept: false,
-            narrow_at: None,
-            naps_on: false,
-            naps: 0,
+            homecoming: Homecoming::default(),
+            naps: Naps::default(),
         }
     }
 
@@ -234,11 +234,12 @@ impl Idle {
 
     /// A turn ended at `now`, and `moved` something or nothing.
     pub fn after_turn(&mut self, now: Instant, moved: bool) -> Advice {
+        let rested = moved && now.since(self.worked_at) >= REST;
         if moved {
             self.learn(now);
             if now.since(self.worked_at) >= RETREAT_MAX {
                 // What others did then says little of what they do now.
-                self.retreat = RETREAT_MIN;
+                (self.retreat, self.home_kept) = (RETREAT_MIN, false);
             }
             self.worked_at = now;
         }
@@ -246,7 +247,7 @@ impl Idle {
             Policy::Spin => Advice::Turn,
             Policy::Block if moved => Advice::Turn,
             Policy::Block => Advice::Sleep,
-            Policy::Adaptive => self.adapt(now, moved),
+            Policy::Adaptive => self.adapt(now, moved, rested),
         };
         self.seen_at = (advice == Advice::Yield).then_some(now);
         advice
@@ -260,13 +261,16 @@ impl Idle {
         }
     }
 
-    fn adapt(&mut self, now: Instant, moved: bool) -> Advice {
+    fn adapt(&mut self, now: Instant, moved: bool, rested: bool) -> Advice {
         if self.gathering.look(now, self.waits) {
             if !self.is_contended() {
                 // Without offers, it would not be noticed if somebody keeps the core.
                 self.state = State::Contended { until: now + RETREAT_MIN };
             }
             return if moved { Advice::Turn } else { Advice::Sleep };
+        }
+        if rested && self.has_core && !self.wants_core() && self.homecoming.is_open(now) {
+            return self.attempt(true, now);
         }
         let tries_core = self.apart && self.has_core && !self.home_kept;
         let crowded = self.apart && self.waits >= CROWD;
@@ -294,15 +298,16 @@ impl Idle {
                 self.state = State::Free { home: *home, shares, since: *since };
             }
             State::Contended { .. } => return self.attempt(tries_core, now),
-            State::Free { home: false, since, .. } if self.has_core && now.since(*since) > CALM => {
-                self.retreat = RETREAT_MIN;
+            State::Free { home: false, since, .. }
+                if self.has_core && self.homecoming.is_due(now, *since) =>
+            {
+                if now.since(*since) > CALM {
+                    self.retreat = RETREAT_MIN;
+                }
                 return self.attempt(true, now);
             }
             State::Free { home: false, .. } if tries_core => return self.attempt(true, now),
-            State::Free { .. } if self.naps > 0 => {
-                self.naps -= 1;
-                return Advice::Sleep;
-            }
+            State::Free { .. } if self.naps.take() => return Advice::Sleep,
             State::Free { shares, .. } => {
                 let turn = self.seen_at.map(|before| now.since(before));
                 shares.awake(turn.unwrap_or_default());
@@ -331,17 +336,8 @@ impl Idle {
             short if short > TAKEN_UP => Taken::Used,
             _ => Taken::No,
         };
-        self.naps_on = match (&self.state, taken) {
-            (State::Free { home: false, .. }, Taken::Used) => {
-                if self.waits >= NARROW {
-                    self.narrow_at = Some(now);
-                }
-                let narrow = self.narrow_at.is_some_and(|at| now.since(at) < NARROW_FOR);
-                self.has_core || self.naps_on || narrow
-            }
-            (_, _) => false,
-        };
-        self.naps = if self.naps_on { NAPS } else { 0 };
+        let elsewhere = matches!(self.state, State::Free { home: false, .. });
+        self.naps.after_offer(now, elsewhere && taken == Taken::Used, self.has_core, self.waits);
         match &mut self.state {
             State::Free { home, shares, since } => {
                 shares.awake(took);
@@ -377,13 +373,27 @@ impl Idle {
     /// Others need the core.
     fn contend(&mut self, now: Instant) {
         match self.state {
-            State::Trying { home: true, .. } => self.home_kept |= self.retreat == RETREAT_MAX,
+            State::Trying { home: true, .. } => {
+                self.home_kept |= self.retreat == RETREAT_MAX;
+                self.homecoming.failed(now);
+                if !self.apart {
+                    // That says nothing of the core where it was.
+                    self.state = State::Contended { until: now + RETREAT_MIN };
+                    return;
+                }
+            }
             // Neither is free: they take turns.
             State::Trying { home: false, .. } => self.home_kept = false,
             // If it was free for less, we trusted it too soon, and the retreat stays long.
-            State::Free { since, .. } | State::Refraining { since, .. } => {
-                if now.since(since) > CALM {
+            State::Free { home, since, .. } | State::Refraining { home, since, .. } => {
+                let trusted = now.since(since) > CALM;
+                if trusted {
                     self.retreat = RETREAT_MIN;
+                }
+                match home {
+                    true if trusted => self.homecoming.lasted(),
+                    true => self.homecoming.did_not_last(),
+                    false => {}
                 }
             }
             State::Contended { .. } => {}
@@ -455,24 +465,11 @@ const LOSSES: Limit = Limit { offers: 3, each: LOSS, part: 3 };
 /// So many uses in one attempt are those of somebody who goes on using the core. One or two may be
 /// interrupts.
 const USES: u32 = 32;
-/// After an offer that somebody used, away from its own core, a thread sleeps so often before it
-/// makes the next one. (Without a core of its own: see `NARROW`.)
-const NAPS: u32 = 15;
 /// A thread that had better keep apart does not share its core if it waits for so much of the time,
 /// in percent.
 const CROWD: u8 = 25;
 /// So long after an attempt began or ended, what is known of waits is of the time since.
 const FRESH: Duration = Duration::from_millis(40);
-/// A thread without a core of its own begins to sleep after offers if it waits for as much as this,
-/// and ends it with the first offer that nobody uses. (With one connection it waited for up to 36
-/// percent of three windows in a row where nobody else needed the cores, and mostly for 45 to 65
-/// beside one busy loop; but for 11 to 60 while it slept so.)
-const NARROW: u8 = 50;
-/// For so long it then begins again at each offer that is used: while it sleeps after offers, waits
-/// say little. (A request and its answer took 4 to 8 % longer beside one busy loop where it had to
-/// wait anew for as much each time, and as long as without where nobody else needs the cores. When
-/// others leave, it may sleep so by mistake for this time.)
-const NARROW_FOR: Duration = Duration::from_millis(500);
 /// Uses that are too long. Where applications waited for us, they took 11 µs with one connection,
 /// 35 with 32, and 24 to 55 with a stream.
 const LONG_USES: Limit = Limit { offers: 32, each: Duration::from_micros(80), part: 8 };
@@ -491,9 +488,10 @@ const RETREAT_MIN: Duration = Duration::from_millis(100);
 /// How long it lasts at most, after one attempt to return has failed after another. Whoever has had
 /// nothing to do for as long begins anew.
 const RETREAT_MAX: Duration = Duration::from_secs(5);
-/// After a core was free for this long, the next retreat is as short as the first one, and a thread
-/// that is not on its own core goes back to that one. (One that keeps apart does not wait for it.)
+/// After a core was free for this long, the next retreat is as short as the first one.
 const CALM: Duration = Duration::from_secs(10);
+/// Who has had nothing to do for so long tries its own core at once, unless it was kept just now.
+const REST: Duration = Duration::from_secs(1);
 
 // Whoever waits for its pace sleeps.
 const _: () = assert!(PATIENCE_MAX.as_nanos() < PAUSE.as_nanos());
@@ -501,6 +499,8 @@ const _: () = assert!(PATIENCE_MAX.as_nanos() < PAUSE.as_nanos());
 #[cfg(test)]
 mod tests {
     use super::gathering::{COMPETES, GATHERS_FOR};
+    use super::homecoming::{WAIT_MAX, WAIT_MIN};
+    use super::naps::{NAPS, NARROW, NARROW_FOR};
     use super::shares::MEMORY;
     use super::*;
 
@@ -588,7 +588,7 @@ mod tests {
         let shares = Shares::default();
         for state in [
             State::Free { home: true, shares, since: START },
-            State::Contended { until: START + SECOND },
+            State::Contended { until: START + SECOND / 2 },
             State::Refraining { home: true, shares, since: START, until: START + SECOND },
             State::Trying { home: true, offers: 7, uses: 0, since: START },
         ] {
@@ -610,7 +610,7 @@ mod tests {
                     assert!(idle.heeds_waits() && idle.is_contended() && !idle.wants_core());
                     assert!(!idle.is_in_retreat(START), "the scheduler places it");
                     idle.gather(false);
-                    idle.after_turn(START + SECOND, true);
+                    idle.after_turn(START + SECOND / 2, true);
                     assert!(matches!(idle.state, State::Trying { home: false, .. }), "{what:?}");
                     assert_eq!(idle.retreat, RETREAT_MIN, "nobody has kept it: {what:?}");
                 }
@@ -808,8 +808,7 @@ mod tests {
                 busy.work(Duration::from_micros(20), 1, LONG);
             }
             let back = busy.now.since(begun);
-            assert!((CALM..2 * CALM).contains(&back), "at home after {back:?}");
-            assert_eq!(busy.idle.retreat, RETREAT_MIN);
+            assert!((WAIT_MIN..5 * SECOND).contains(&back), "at home after {back:?}");
         }
     }
 
@@ -831,7 +830,7 @@ mod tests {
     /// afterwards must not find a thread that sleeps for seconds because of the crowd.
     #[test]
     fn old_contention_is_forgotten() {
-        for (quiet, soon) in [(RETREAT_MAX, true), (RETREAT_MAX - SECOND, false)] {
+        for (quiet, soon) in [(RETREAT_MAX, true), (REST, true), (REST / 2, false)] {
             let mut busy = Busy::new();
             busy.work(20 * SECOND, 1, SLICE);
             assert!(busy.idle.is_contended());
@@ -840,6 +839,8 @@ mod tests {
             busy.work(SLICE, 1, SLICE);
             busy.work(2 * RETREAT_MIN, 1, Duration::ZERO);
             assert_eq!(!busy.idle.is_contended(), soon, "{quiet:?}");
+            let forgotten = busy.idle.retreat == RETREAT_MIN;
+            assert_eq!(forgotten, quiet >= RETREAT_MAX, "{quiet:?}: {:?}", busy.idle.retreat);
         }
     }
 
@@ -856,12 +857,12 @@ mod tests {
     }
 
     /// Where the scheduler has put it, the core may be free while its own one is not. It finds out
-    /// by going there, but rarely, and does not stay.
+    /// by going there, but ever more rarely, and does not stay.
     #[test]
     fn a_core_of_its_own_that_others_need_is_left_again() {
         let mut busy = Busy::new();
         busy.work(SECOND / 10, 1, SLICE);
-        for _ in 0..5 {
+        for (attempt, retreat) in [2, 2, 2, 2, 2, 1, 1].into_iter().enumerate() {
             while busy.idle.is_contended() {
                 busy.turn();
             }
@@ -869,24 +870,86 @@ mod tests {
             while !busy.idle.wants_core() {
                 busy.turn();
             }
-            assert!(busy.now.since(begun) > CALM, "it stays where it is well");
+            let (stayed, at_least) =
+                (busy.now.since(begun), (WAIT_MIN * (2 << attempt)).min(WAIT_MAX));
+            let expected = at_least..at_least + SECOND / 10;
+            assert!(expected.contains(&stayed), "it stays where it is well: {attempt}, {stayed:?}");
             assert_eq!(busy.work(SECOND / 20, 1, SLICE), 1, "it leaves at the first loss");
-            assert!(busy.idle.is_contended() && busy.idle.retreat == 2 * RETREAT_MIN);
+            assert!(busy.idle.is_contended() && busy.idle.retreat == retreat * RETREAT_MIN);
         }
     }
 
     /// When the others are gone, it goes on wherever it is within the time of the last retreat, and
-    /// takes its own core back later.
+    /// takes its own core back a moment later.
     #[test]
     fn a_free_core_is_taken_back_and_kept() {
         let mut busy = Busy::new();
         busy.work(SECOND / 2, 1, SLICE);
         assert!(busy.idle.is_contended());
-        busy.work(2 * SECOND, 1, Duration::ZERO);
+        while busy.idle.is_contended() {
+            busy.turn();
+        }
+        // It was there for a moment only before it left.
+        busy.work(WAIT_MIN, 1, Duration::ZERO);
         assert!(!busy.idle.is_contended() && !busy.idle.wants_core());
-        assert_eq!(busy.work(CALM, 1, Duration::ZERO), 1);
+        assert_eq!(busy.work(2 * WAIT_MIN, 1, Duration::ZERO), 1);
         assert!(busy.idle.wants_core());
         assert_eq!(busy.work(60 * SECOND, 1, Duration::ZERO), 0);
+        while busy.idle.wants_core() {
+            busy.work(SECOND / 100, 1, SLICE);
+        }
+        let since = Instant(0);
+        let is_due = |after| busy.idle.homecoming.is_due(since + after, since);
+        assert!(!is_due(WAIT_MIN) && is_due(2 * WAIT_MIN), "it was well there");
+    }
+
+    /// A burst makes it leave, and then there is quiet, in which it makes no offers and learns
+    /// nothing. Who comes afterwards finds it on its own core, and not asleep elsewhere, whether it
+    /// has looked at its timers meanwhile or not.
+    #[test]
+    fn after_a_rest_it_is_on_its_own_core() {
+        for timers in [false, true] {
+            for (quiet, home) in [(REST, true), (REST - SECOND / 100, false)] {
+                let mut busy = Busy::new();
+                busy.work(SECOND / 10, 1, SLICE);
+                assert!(busy.idle.is_contended());
+                let until = busy.now + quiet;
+                while timers && busy.now < until {
+                    busy.idle.after_turn(busy.now, false);
+                    busy.now = busy.now + SECOND / 10;
+                }
+                busy.now = until;
+                assert!(!busy.idle.wants_core(), "the first work is done wherever a core is free");
+                busy.idle.after_turn(busy.now, true);
+                assert_eq!(busy.idle.wants_core(), home, "{timers}, {quiet:?}");
+                busy.work(SECOND / 10, 1, Duration::ZERO);
+                let is_there = matches!(busy.idle.state, State::Free { home: true, .. });
+                assert_eq!(is_there, home, "{timers}, {quiet:?}");
+            }
+            let mut busy = Busy::new();
+            busy.idle = Idle::new(Policy::Adaptive, SPIN).without_core();
+            busy.now = busy.now + 2 * RETREAT_MAX;
+            busy.idle.after_turn(busy.now, !timers);
+            assert!(!busy.idle.wants_core(), "it has none");
+        }
+    }
+
+    /// Requests so far apart that each of them finds a thread that has rested must not cost a slice
+    /// each, where somebody keeps its core.
+    #[test]
+    fn rare_requests_lose_little() {
+        let mut busy = Busy::new();
+        busy.work(SECOND / 10, 1, SLICE);
+        busy.losses = 0;
+        let mut attempts = 0;
+        for _ in 0..60 {
+            busy.now = busy.now + REST + SECOND / 10;
+            busy.idle.after_turn(busy.now, true);
+            attempts += u32::from(busy.idle.wants_core());
+            let took = if busy.idle.wants_core() { SLICE } else { Duration::ZERO };
+            busy.work(Duration::from_micros(100), 1, took);
+        }
+        assert!((6..=12).contains(&attempts) && busy.losses <= attempts, "{attempts}");
     }
 
     /// Only a thread that has retreated may raise its priority, and only one that has not stays on
@@ -965,7 +1028,7 @@ mod tests {
             busy.work(SECOND / 10, 1, took);
             assert_eq!(busy.sleeps - before > 1000, naps, "{waits}, {took:?}");
         }
-        let since = busy.now.since(busy.idle.narrow_at.unwrap());
+        let since = busy.now.since(busy.idle.naps.narrow_at().unwrap());
         assert!((NARROW_FOR..2 * NARROW_FOR).contains(&since), "{since:?}");
     }
 
@@ -1115,7 +1178,10 @@ mod tests {
         assert!(busy.idle.is_contended() && busy.lost <= 5 * SLICE, "{:?}", busy.lost);
         // Elsewhere it is free, and does not care.
         busy.idle.keep_apart(false);
-        busy.work(SECOND, 1, Duration::ZERO);
+        while busy.idle.is_contended() {
+            busy.turn();
+        }
+        busy.work(WAIT_MIN / 2, 1, Duration::ZERO);
         assert!(!busy.idle.is_contended() && !busy.idle.wants_core());
         busy.idle.keep_apart(true);
         busy.turn();
@@ -1130,18 +1196,19 @@ mod tests {
         for (used, finds) in [(Duration::ZERO, true), (Duration::from_micros(50), false)] {
             let mut busy = Busy::new();
             busy.idle.keep_apart(true);
-            let mut run = |seconds, home| {
+            let mut run = |seconds, home, at_least| {
                 let (end, mut elsewhere) = (busy.now + seconds * SECOND, 0);
                 while busy.now < end {
                     let took = if busy.idle.wants_core() { home } else { used };
                     busy.work(Duration::from_micros(20), 1, took);
                     elsewhere += u32::from(!busy.idle.is_contended() && !busy.idle.wants_core());
                 }
-                (elsewhere > 10_000, busy.idle.is_contended(), busy.idle.wants_core())
+                (elsewhere > at_least, busy.idle.is_contended(), busy.idle.wants_core())
             };
-            assert_eq!(run(4, SLICE), (false, true, false), "it tries its own core first");
-            assert_eq!(run(26, SLICE).0, finds);
-            let (found, losses) = (run(40, SLICE).0, busy.losses);
+            assert_eq!(run(4, SLICE, 0), (false, true, false), "it tries its own core first");
+            assert_eq!(run(26, SLICE, 10_000).0, finds);
+            // Three quarters of the turns there are room for.
+            let (found, losses) = (run(40, SLICE, 1_500_000).0, busy.losses);
             assert!(found == finds && losses <= 20, "{losses}: once found, it is found again");
             let mut run = |seconds, home| busy.work(seconds * SECOND, 1, home);
             run(60, Duration::ZERO);
