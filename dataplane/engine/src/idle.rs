@@ -934,6 +934,21 @@ mod tests {
         }
     }
 
+    /// After a long rest it has forgotten that its own core was kept for long; after a short one it
+    /// has not.
+    #[test]
+    fn a_long_rest_makes_forget() {
+        for (quiet, forgets) in [(RETREAT_MAX, true), (RETREAT_MAX - SECOND / 100, false)] {
+            let mut busy = Busy::new();
+            busy.idle.keep_apart(true);
+            busy.work(20 * SECOND, 1, SLICE);
+            busy.idle.home_kept = true;
+            busy.now = busy.now + quiet;
+            busy.idle.after_turn(busy.now, true);
+            assert_eq!(busy.idle.home_kept, !forgets, "{quiet:?}");
+        }
+    }
+
     /// Requests so far apart that each of them finds a thread that has rested must not cost a slice
     /// each, where somebody keeps its core.
     #[test]

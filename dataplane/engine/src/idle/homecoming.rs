@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use smcr_proto::Instant;
 
+use super::CALM;
+
 /// When the own core is tried.
 #[derive(Debug)]
 pub(super) struct Homecoming {
@@ -50,4 +52,4 @@ impl Homecoming {
 /// How long it must be well elsewhere at first.
 pub(super) const WAIT_MIN: Duration = Duration::from_millis(250);
 /// And after one attempt after another has failed, or what came of it has not lasted.
-pub(super) const WAIT_MAX: Duration = Duration::from_secs(10);
+pub(super) const WAIT_MAX: Duration = CALM;
