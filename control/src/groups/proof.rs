@@ -16,20 +16,20 @@ use super::ports::{Pollers, QpOf};
 /// Whether a link has proved that it carries what we send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// Just now.
+    /// In time.
     Given,
-    /// Not lately, but it may.
+    /// Not yet, but it may.
     Awaited,
-    /// Not lately, and it will not: it is being given up, or gone.
+    /// It has not, and it will not: it is being given up, or gone.
     Impossible,
 }
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
-    /// The link that a new connection of a group should use, of those of which the peer's RNIC has
-    /// acknowledged something just now: the one with the fewest connections.
-    pub fn proven_link(&self, now: Instant, id: GroupId) -> Option<LinkId> {
+    /// The link that a new connection of a group should use, of those on which the peer's RNIC has
+    /// acknowledged something in the last `age`: the one with the fewest connections.
+    pub fn proven_link(&self, now: Instant, age: Duration, id: GroupId) -> Option<LinkId> {
         let group = self.at(id)?;
-        let proven = |link: &&Link<N::Opening>| group.is_usable(link) && is_proven(now, link);
+        let proven = |link: &&Link<N::Opening>| group.is_usable(link) && is_proven(now, age, link);
         let usable = group.links.iter().filter(proven);
         // RFC 7609 2.2 #2: spread connections over active links
         // RFC 7609 2.3 #1: treat all active links alike
@@ -38,20 +38,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
     }
 
-    /// Whether the peer's RNIC has acknowledged something on this link just now.
-    pub fn proof_of(&self, now: Instant, id: GroupId, link: LinkId) -> Proof {
+    /// Whether the peer's RNIC has acknowledged something on this link in the last `age`.
+    pub fn proof_of(&self, now: Instant, age: Duration, id: GroupId, link: LinkId) -> Proof {
         match self.at(id).and_then(|group| group.link(link)) {
-            Some(link) if is_proven(now, link) => Proof::Given,
+            Some(link) if is_proven(now, age, link) => Proof::Given,
             Some(link) if link.is_alive() => Proof::Awaited,
             Some(_) | None => Proof::Impossible,
         }
     }
 }
 
-fn is_proven<O>(now: Instant, link: &Link<O>) -> bool {
-    now.since(link.activity.proven()) < FRESH
+fn is_proven<O>(now: Instant, age: Duration, link: &Link<O>) -> bool {
+    now.since(link.activity.proven()) < age
 }
-
-/// How long a proof is good. A busy link proves itself with each message; asking one that rests
-/// costs a round trip.
-const FRESH: Duration = Duration::from_millis(100);

@@ -211,7 +211,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 return Answer::Now(Err(Diagnosis::SERVER_LINK_NOT_FOUND));
             }
         };
-        match groups.proof_of(self.now, group, link) {
+        match groups.proof_of(self.now, self.one.path.proof_age(self.now), group, link) {
             Proof::Given => {}
             // Whether another link works says nothing about the path of this one.
             Proof::Awaited => {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use smcr_engine::Report;
 use smcr_proto::Instant;
@@ -420,21 +421,21 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
             return;
         }
         let groups = &self.shared.groups;
-        let proof = |wait: &Wait| match wait {
-            Wait::Proof { group, link: Some(link), .. } => groups.proof_of(now, *group, *link),
-            Wait::Proof { group, link: None, .. } if groups.proven_link(now, *group).is_some() => {
-                Proof::Given
+        let proof = |wait: &Wait, age: Duration| match wait {
+            Wait::Proof { group, link: Some(link), .. } => groups.proof_of(now, age, *group, *link),
+            Wait::Proof { group, link: None, .. } => {
+                let link = groups.proven_link(now, age, *group);
+                if link.is_some() { Proof::Given } else { Proof::Awaited }
             }
-            Wait::Proof { link: None, .. }
-            | Wait::Place
-            | Wait::FirstContact(_)
-            | Wait::Element { .. }
-            | Wait::Holder(_) => Proof::Awaited,
+            Wait::Place | Wait::FirstContact(_) | Wait::Element { .. } | Wait::Holder(_) => {
+                Proof::Awaited
+            }
         };
         let mut over = Vec::new();
         self.shared.waiting.retain(|(_, key)| {
-            let wait = self.table.get(key).and_then(|one| one.wait());
-            let proof = wait.map_or(Proof::Awaited, proof);
+            let one = self.table.get(key);
+            let wait = one.and_then(|one| Some((one.wait()?, one.path.proof_age(now))));
+            let proof = wait.map_or(Proof::Awaited, |(wait, age)| proof(wait, age));
             if proof != Proof::Awaited {
                 over.push((*key, proof));
             }

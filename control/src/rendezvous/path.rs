@@ -15,14 +15,15 @@ pub(super) struct PathCheck {
     trial: bool,
     /// When we last sent a CLC message.
     pub(super) said_at: Instant,
-    /// Deadline for a link to prove that it works.
-    proof_by: Option<Instant>,
+    /// When this rendezvous has first asked links to prove that they work, and until when they
+    /// may.
+    asked: Option<(Instant, Instant)>,
 }
 
 impl PathCheck {
     /// No CLC message was sent yet, and the path was not asked about.
     pub(super) fn new(now: Instant) -> Self {
-        Self { far: None, trial: false, said_at: now, proof_by: None }
+        Self { far: None, trial: false, said_at: now, asked: None }
     }
 
     /// Whether this rendezvous must stay TCP, because RoCE packets did not reach `far` lately.
@@ -48,7 +49,13 @@ impl PathCheck {
     /// Deadline for a link to prove that it works; it starts at the first call.
     pub(super) fn proof_by(&mut self, now: Instant) -> Instant {
         let wait = if self.trial { TRIAL_OF_LINK } else { PROOF_WAIT };
-        *self.proof_by.get_or_insert(now + wait)
+        self.asked.get_or_insert((now, now + wait)).1
+    }
+
+    /// How old a proof may be: it counts if it came just now, or since this rendezvous has asked. A
+    /// control thread may be so busy that it looks only when the deadline has passed.
+    pub(super) fn proof_age(&self, now: Instant) -> Duration {
+        self.asked.map_or(FRESH, |(at, _)| now.since(at).max(FRESH))
     }
 
     /// RoCE packets of this rendezvous did not reach the peer.
@@ -84,6 +91,9 @@ impl PathCheck {
     }
 }
 
+/// How long a proof is good for those who have not asked for it. A busy link proves itself with
+/// each message; asking one that rests costs a round trip.
+const FRESH: Duration = Duration::from_millis(100);
 /// How long the links of a group may take to prove that they work, before a new connection stays
 /// TCP: much longer than a healthy but busy host needs.
 const PROOF_WAIT: Duration = Duration::from_millis(500);

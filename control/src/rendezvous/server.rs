@@ -130,7 +130,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         if let Some(group) = groups.joinable(port, peer) {
             let short = Shortage::Final(Diagnosis::OUT_OF_MEMORY);
             groups.best_link(group).ok_or(short)?;
-            let link = groups.proven_link(self.now, group);
+            let link = groups.proven_link(self.now, self.one.path.proof_age(self.now), group);
             let link = link.ok_or(Shortage::Unproven(group, None))?;
             // RFC 7609 3.5.2 #1: later contact may need new RMB
             // RFC 7609 3.5.2.1 #3: allocate only elements on later contact

@@ -258,3 +258,29 @@ fn the_proof_of_another_link_opens_no_path() {
     assert_eq!((client.fallbacks()[&Diagnosis::NO_ROCE_PATH], client.len()), (2, 1));
     assert_eq!(two.became_smc(), [1, 1]);
 }
+
+/// After thousands of connections have come at once, a control thread comes back to one of them
+/// only when the time for its proof is over. The proof had come in time: connections do not stay
+/// TCP because nobody had looked.
+#[test]
+fn a_proof_counts_that_came_while_nobody_looked() {
+    for busy in [CLIENT, SERVER_HOST] {
+        let mut two = Two::joined();
+        two.wait(Duration::from_secs(1));
+        two.slow_down_the_first_link();
+        if busy == SERVER_HOST {
+            two.slow = two.links().concat().into_iter().map(|(_, qpn)| qpn).collect();
+            two.wait(Duration::from_secs(1));
+        }
+        two.call(2);
+        assert_eq!(two.became_smc(), [1, 1], "the link has not answered");
+        let ends = two.links().map(|links| links[0]);
+        let heard_at = two.now + Duration::from_millis(10);
+        two.hosts[busy].activities[&ends[busy].0].prove(heard_at);
+        two.slow.clear();
+        two.wait(Duration::from_millis(700));
+        assert_eq!(two.became_smc(), [2, 2], "host {busy}");
+        let fallbacks = two.hosts.each_ref().map(|host| host.endpoint.fallbacks().len());
+        assert_eq!(fallbacks, [0, 0]);
+    }
+}
