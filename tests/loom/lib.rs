@@ -42,9 +42,10 @@ pub mod stages {
     pub struct Stages;
 }
 
+pub mod shm;
+
 pub mod desk;
 pub mod page;
-pub mod ring;
 
 #[path = "../../dataplane/engine/src/counter.rs"]
 mod counter;
@@ -57,8 +58,6 @@ pub mod gauges;
 pub mod mail;
 #[path = "../../dataplane/engine/src/mailbox.rs"]
 pub mod mailbox;
-#[path = "../../dataplane/rnic/src/shm/nap.rs"]
-mod nap;
 #[allow(dead_code, reason = "a region does more with its occupants than a page")]
 #[path = "../../dataplane/memory/src/occupants.rs"]
 mod occupants;

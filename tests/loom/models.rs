@@ -12,7 +12,7 @@ use smcgate_loom::mailbox::{Receiver, Waker, mailbox};
 use smcgate_loom::names::{ConnectionId, GroupId};
 use smcgate_loom::owners::{Owner, Owners};
 use smcgate_loom::page::Page;
-use smcgate_loom::ring::Ring;
+use smcgate_loom::shm::ring::Ring;
 use smcgate_loom::sync::{AtomicU64, Ordering};
 
 /// Tries all orders there are.
@@ -251,6 +251,19 @@ fn neither_end_of_a_ring_sleeps_through_what_it_waits_for() {
             sender.join().unwrap();
         });
     }
+}
+
+/// Who waits for room, and then for a message only, is woken for that message: a peer that was
+/// interrupted when it was to wake it for the room must not take that announcement away unheard.
+#[test]
+fn who_waits_for_something_else_by_now_is_woken() {
+    in_many_orders(|| {
+        let ring = Arc::new(Ring::new(1));
+        let other = Arc::clone(&ring);
+        let peer = thread::spawn(move || other.answer());
+        ring.ask();
+        peer.join().unwrap();
+    });
 }
 
 /// A page is given back while another RNIC comes to know of it: what a peer then writes through

@@ -20,10 +20,11 @@ pub(super) fn announce(word: &AtomicUsize, wanted: usize) {
 }
 
 /// Whether the owner of `word` must be woken because there now is something of kind `what`. If so,
-/// the caller wakes it: nobody else will.
+/// the caller wakes it: nobody else will. Between the two steps the owner may have said that it
+/// waits for something else. Then it is woken in vain, as it would not be woken for that any more.
 pub(super) fn must_wake(word: &AtomicUsize, what: usize) -> bool {
     fence(Ordering::SeqCst);
-    word.load(Ordering::Relaxed) & what != 0 && word.swap(0, Ordering::Relaxed) & what != 0
+    word.load(Ordering::Relaxed) & what != 0 && word.swap(0, Ordering::Relaxed) != 0
 }
 
 /// The owner of `word` is awake.

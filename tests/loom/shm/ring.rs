@@ -1,7 +1,8 @@
 //! One direction of a queue pair in shared memory, of which only the counters and the sleep of its
 //! two ends are left.
 
-use crate::nap::{NEWS, ROOM, announce, awake, must_wake};
+use super::nap::{NEWS, ROOM, announce, awake, must_wake};
+use super::sync::AtomicUsize as Word;
 use crate::sync::{AtomicUsize, Bell, Ordering};
 
 /// What both ends share.
@@ -16,13 +17,13 @@ pub struct Ring {
 
 #[derive(Debug)]
 struct End {
-    sleep: AtomicUsize,
+    sleep: Word,
     bell: Bell,
 }
 
 impl End {
     fn new() -> Self {
-        Self { sleep: AtomicUsize::new(0), bell: Bell::default() }
+        Self { sleep: Word::new(0), bell: Bell::default() }
     }
 
     fn wake_for(&self, what: usize) {
@@ -82,5 +83,28 @@ impl Ring {
             self.head.store(read, Ordering::Release);
             peer.wake_for(ROOM);
         }
+    }
+
+    /// Waits for room, and then for the answer to what was sent there: what is waited for changes
+    /// from one sleep to the next.
+    pub fn ask(&self) {
+        let own = &self.ends[0];
+        let has_room = || self.head.load(Ordering::Acquire) != 0;
+        while !has_room() {
+            own.sleep_for(NEWS | ROOM, has_room);
+        }
+        let is_answered = || self.tail.load(Ordering::Acquire) != 0;
+        while !is_answered() {
+            own.sleep_for(NEWS, is_answered);
+        }
+    }
+
+    /// Makes room, and answers.
+    pub fn answer(&self) {
+        let peer = &self.ends[0];
+        self.head.store(1, Ordering::Release);
+        peer.wake_for(ROOM);
+        self.tail.store(1, Ordering::Release);
+        peer.wake_for(NEWS);
     }
 }
