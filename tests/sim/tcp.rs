@@ -18,6 +18,7 @@ use smcr_engine::streams::{Ahead, Event, Key, Streams};
 use smcr_memory::Vacant;
 use smcr_memory::rmb::Readable;
 use smcr_proto::Instant;
+use smcr_rnic::Signs;
 
 /// A connection whose buffers hold `capacity` bytes each way: the application's end, the poller's.
 pub(crate) fn connection(capacity: usize) -> (Application, Stream) {
@@ -396,7 +397,7 @@ impl Streams for Sockets {
         lock(&self.0).sockets.retain(|(_, socket)| !socket.ptr_eq(&ours));
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+    fn poll(&mut self, events: &mut Vec<Event>) -> Signs {
         let mut watched = lock(&self.0);
         events.append(&mut watched.late);
         watched.sockets.retain(|(_, socket)| socket.strong_count() > 0);
@@ -406,7 +407,7 @@ impl Streams for Sockets {
             }
             events.extend(socket.upgrade().and_then(|tcp| lock(&tcp).event(*key)));
         }
-        true
+        Signs::Maybe
     }
 
     fn sleep(&mut self, _now: Instant, _deadline: Option<Instant>) {

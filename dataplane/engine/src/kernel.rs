@@ -14,6 +14,7 @@ use smcgate_rings::{Gateway, Span};
 use smcr_memory::rmb::Readable;
 use smcr_memory::{Vacant, foreign};
 use smcr_proto::Instant;
+use smcr_rnic::Signs;
 
 use crate::clock::Clock;
 use crate::hot::Hot;
@@ -227,20 +228,23 @@ impl Streams for Kernel {
         }
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+    fn poll(&mut self, events: &mut Vec<Event>) -> Signs {
         use epoll::EventFlags as F;
         let slept = std::mem::take(&mut self.fresh);
         if !slept && !self.skips() {
             self.wait(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         }
-        // What did not fit among the events is reported next time. And whoever does not sleep asks
-        // the RNIC each time: a packet that comes a moment later would wait for the next turn.
+        // What did not fit among the events is reported next time.
         let is_full = self.portion.learn(self.count);
-        let mut received = !slept || !self.has_rnic || is_full;
-        let sockets = self.found[..self.count].iter().filter(|event| {
-            received |= event.data.u64() == RNIC;
-            event.data.u64() < RNIC
-        });
+        let found = &self.found[..self.count];
+        let signs = if !self.has_rnic || is_full || found.iter().any(|it| it.data.u64() == RNIC) {
+            Signs::Maybe
+        } else if slept {
+            Signs::None
+        } else {
+            Signs::NotYet
+        };
+        let sockets = found.iter().filter(|event| event.data.u64() < RNIC);
         events.extend(sockets.map(|event| {
             // Copied out, because the kernel's structure is packed.
             let flags = event.flags;
@@ -257,7 +261,7 @@ impl Streams for Kernel {
             }
         }));
         self.hot.poll(events);
-        received
+        signs
     }
 
     fn complete(&mut self, stream: &Near, event: &mut Event) {
@@ -554,19 +558,22 @@ mod tests {
         let mut events = Vec::new();
         application.write_all(b"a request").unwrap();
         kernel.sleep(Instant(0), None);
-        assert!(!kernel.poll(&mut events) && events.len() == 1);
+        assert_eq!((kernel.poll(&mut events), events.len()), (Signs::None, 1));
         wire.send(b"a packet").unwrap();
         for _ in 0..2 {
             kernel.sleep(Instant(0), None);
-            assert!(kernel.poll(&mut events) && events.len() == 1, "as long as it is there");
+            let signs = kernel.poll(&mut events);
+            assert_eq!((signs, events.len()), (Signs::Maybe, 1), "as long as it is there");
         }
         rnic.recv(&mut [0; 100]).unwrap();
         application.write_all(b"another").unwrap();
         kernel.sleep(Instant(0), None);
-        assert!(!kernel.poll(&mut events) && events.len() == 2);
-        assert!(kernel.poll(&mut events), "without a sleep");
+        assert_eq!((kernel.poll(&mut events), events.len()), (Signs::None, 2));
+        assert_eq!(kernel.poll(&mut events), Signs::NotYet, "without a sleep");
+        wire.send(b"a packet").unwrap();
+        assert_eq!(kernel.poll(&mut events), Signs::Maybe, "without a sleep");
         let mut blind = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
-        assert!(blind.poll(&mut events), "who knows");
+        assert_eq!(blind.poll(&mut events), Signs::Maybe, "who knows");
     }
 
     /// A few are served at a time, and a crowd is not kept waiting for that.

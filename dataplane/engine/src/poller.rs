@@ -266,9 +266,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Notes which sockets can be read or written again.
     fn look(&mut self, now: Instant) -> bool {
         let mut events = std::mem::take(&mut self.arrived.events);
-        if !self.streams.poll(&mut events) {
-            self.fabric.note_quiet();
-        }
+        self.fabric.note_signs(self.streams.poll(&mut events));
         let moved = !events.is_empty();
         let (mut asks, mut came_from) = (self.nearness.asks(), None);
         for mut event in events.drain(..) {

@@ -6,6 +6,7 @@ use std::io;
 use smcr_memory::Vacant;
 use smcr_memory::rmb::Readable;
 use smcr_proto::Instant;
+use smcr_rnic::Signs;
 
 /// Which socket: its connection's slot, and one of two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,9 +85,8 @@ pub trait Streams {
     /// stay until the next event, which may be hours away.
     fn release(&mut self, _stream: &Self::Stream) {}
 
-    /// Appends what became possible, without waiting. Returns whether the RNIC may have received
-    /// something: false only if the sleep just before has found that it has not.
-    fn poll(&mut self, events: &mut Vec<Event>) -> bool;
+    /// Appends what became possible, without waiting. Returns what is known of the RNIC.
+    fn poll(&mut self, events: &mut Vec<Event>) -> Signs;
 
     /// Completes an event of `stream`, where only the stream itself knows what it means.
     fn complete(&mut self, _stream: &Self::Stream, _event: &mut Event) {}

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 
-use crate::{Completion, Fabric, QpId, Work};
+use crate::{Completion, Fabric, QpId, Signs, Work};
 
 impl<F: Fabric> Fabric for Option<F> {
     type Qp = F::Qp;
@@ -31,9 +31,9 @@ impl<F: Fabric> Fabric for Option<F> {
         }
     }
 
-    fn note_quiet(&mut self) {
+    fn note_signs(&mut self, signs: Signs) {
         if let Some(fabric) = self {
-            fabric.note_quiet();
+            fabric.note_signs(signs);
         }
     }
 

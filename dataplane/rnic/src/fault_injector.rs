@@ -13,7 +13,7 @@ use smcr_memory::Rmbe;
 use smcr_proto::Instant;
 
 use crate::dice::{Chance, Dice};
-use crate::{Completion, Fabric, QpError, QpId, Status, Work};
+use crate::{Completion, Fabric, QpError, QpId, Signs, Status, Work};
 
 /// How likely each fault is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -251,8 +251,8 @@ impl<F: Fabric> Fabric for FaultInjector<F> {
         !self.pending.is_empty() || self.inner.has_completions()
     }
 
-    fn note_quiet(&mut self) {
-        self.inner.note_quiet();
+    fn note_signs(&mut self, signs: Signs) {
+        self.inner.note_signs(signs);
     }
 
     fn transmit(&mut self, now: Instant) {

@@ -364,6 +364,17 @@ pub enum Completion {
     },
 }
 
+/// What a caller has found out about [`Fabric::event_descriptor`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signs {
+    /// It is readable, or nobody has looked.
+    Maybe,
+    /// When the kernel was asked in this turn or in one of the last, it was not readable.
+    NotYet,
+    /// A sleep has ended a moment ago, and has not found it readable.
+    None,
+}
+
 /// The polling thread's interface to the same NIC: a completion queue, and the queue pairs that
 /// report to it.
 ///
@@ -414,9 +425,10 @@ pub trait Fabric {
     /// does a bounded amount of work; call it once a turn, and again if `has_completions`.
     fn poll(&mut self, now: Instant, out: &mut Vec<Completion>);
 
-    /// The caller has just found that `event_descriptor` is not readable, so the next `poll` need
-    /// not ask the kernel for packets.
-    fn note_quiet(&mut self) {}
+    /// What the caller has found out about `event_descriptor`, so that `poll` need not ask the
+    /// kernel once more. A caller that says so at all does it before the first `poll` of every
+    /// turn.
+    fn note_signs(&mut self, _signs: Signs) {}
 
     /// Sends posted work requests, retransmissions that are due, and those acknowledgements that
     /// can leave together with data or must not be delayed longer. Call it once at the end of a

@@ -9,7 +9,7 @@ use smcr_proto::{Instant, MacAddress};
 
 use crate::roce::{self, Speller, Tap, UDP_PORT};
 pub use crate::roce::{Record, Selection, Tracer};
-use crate::{Completion, ConnectError, Fabric, Opening, QpAddress, QpId, Work};
+use crate::{Completion, ConnectError, Fabric, Opening, QpAddress, QpId, Signs, Work};
 
 /// A connected queue pair with the addresses of both its ends.
 #[derive(Debug)]
@@ -134,8 +134,8 @@ impl<F: Fabric> Fabric for Traced<F> {
         self.inner.has_completions()
     }
 
-    fn note_quiet(&mut self) {
-        self.inner.note_quiet();
+    fn note_signs(&mut self, signs: Signs) {
+        self.inner.note_signs(signs);
     }
 
     fn transmit(&mut self, now: Instant) {

@@ -1,7 +1,7 @@
 //! One direction of a queue pair in shared memory, of which only the counters and the sleep of its
 //! two ends are left.
 
-use super::nap::{NEWS, ROOM, announce, awake, must_wake};
+use super::nap::{NEWS, ROOM, announce, awake, before_last_look, must_wake};
 use super::sync::AtomicUsize as Word;
 use crate::sync::{AtomicUsize, Bell, Ordering};
 
@@ -35,6 +35,7 @@ impl End {
     /// Sleeps until there is something of `wanted`, unless there is already.
     fn sleep_for(&self, wanted: usize, has_news: impl Fn() -> bool) {
         announce(&self.sleep, wanted);
+        before_last_look();
         if !has_news() {
             self.bell.wait();
         }

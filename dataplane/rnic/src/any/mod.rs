@@ -20,7 +20,7 @@ use crate::tracer::{Introduced, Traced, Tracer};
 use crate::verbs;
 use crate::{
     Completion, ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, QpId,
-    Registration, Work,
+    Registration, Signs, Work,
 };
 
 mod error;
@@ -410,11 +410,11 @@ impl crate::Fabric for Fabric {
         }
     }
 
-    fn note_quiet(&mut self) {
+    fn note_signs(&mut self, signs: Signs) {
         match self {
-            Self::Roce(fabric) => fabric.note_quiet(),
-            Self::Shm(fabric) => fabric.note_quiet(),
-            Self::Verbs(fabric) => fabric.note_quiet(),
+            Self::Roce(fabric) => fabric.note_signs(signs),
+            Self::Shm(fabric) => fabric.note_signs(signs),
+            Self::Verbs(fabric) => fabric.note_signs(signs),
         }
     }
 

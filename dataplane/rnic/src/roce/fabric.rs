@@ -21,7 +21,7 @@ use super::shared::Shared;
 use super::siblings::Siblings;
 use super::tap::{Tap, Tracer};
 use super::wire::Packet;
-use crate::{Completion, QpError, QpId, Work};
+use crate::{Completion, QpError, QpId, Signs, Work};
 
 /// The poller's half of a RoCEv2 NIC in software.
 #[derive(Debug)]
@@ -260,8 +260,9 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         self.pairs.complete(out);
     }
 
-    fn note_quiet(&mut self) {
-        self.quiet = true;
+    fn note_signs(&mut self, signs: Signs) {
+        // Otherwise a packet that comes a moment later would wait for the next turn.
+        self.quiet = signs == Signs::None;
     }
 
     fn transmit(&mut self, now: Instant) {

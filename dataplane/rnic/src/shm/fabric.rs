@@ -1,6 +1,6 @@
 //! The poller's half of a NIC in shared memory.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,9 +10,10 @@ use rustix::event::{Timespec, epoll};
 use smcr_proto::Instant;
 
 use super::pair::Pair;
+use super::pairs::Pairs;
 use super::rnic::Qp;
 use super::shared::{Part, Shared};
-use crate::{Completion, QpError, QpId, Work};
+use crate::{Completion, QpError, QpId, Signs, Work};
 
 /// The poller's half of a NIC in shared memory.
 #[derive(Debug)]
@@ -21,13 +22,12 @@ pub struct Fabric {
     part: usize,
     /// An epoll descriptor, readable when a peer or the worker has woken us.
     events: OwnedFd,
-    pairs: BTreeMap<u32, Pair>,
-    next_id: u32,
-    /// Whose turn it is to report first.
-    first: u32,
+    pairs: Pairs,
     ready: VecDeque<Completion>,
-    /// Peers and worker wake us.
+    /// All peers were told to wake us.
     is_armed: bool,
+    /// What is known of `events`; none if the caller does not tell.
+    signs: Option<Signs>,
     is_unplugged: bool,
     counters: Counters,
 }
@@ -54,11 +54,10 @@ impl Fabric {
             shared: Arc::clone(shared),
             part,
             events,
-            pairs: BTreeMap::new(),
-            next_id: 0,
-            first: 0,
+            pairs: Pairs::default(),
             ready: VecDeque::new(),
             is_armed: false,
+            signs: None,
             is_unplugged: false,
             counters: Counters::default(),
         })
@@ -71,7 +70,19 @@ impl Fabric {
 
     #[cfg(test)]
     pub(super) fn is_connected(&self, qp: QpId) -> bool {
-        self.pairs[&qp.0].ring().is_some()
+        self.pairs.get(qp).is_some_and(|pair| pair.ring().is_some())
+    }
+
+    /// How many queue pairs have news of the worker.
+    #[cfg(test)]
+    pub(super) fn told(&self) -> usize {
+        self.part().told()
+    }
+
+    /// How many queue pairs are looked at in every turn.
+    #[cfg(test)]
+    pub(super) fn watched(&self) -> usize {
+        self.pairs.watched()
     }
 
     fn part(&self) -> &Part {
@@ -79,12 +90,11 @@ impl Fabric {
     }
 
     fn pair(&mut self, qp: QpId) -> &mut Pair {
-        self.pairs.get_mut(&qp.0).expect("the caller uses queue pairs that it has adopted")
+        self.pairs.of(qp).expect("the caller uses queue pairs that it has adopted")
     }
 
-    /// Silences those who have woken us, and says that nobody need do so any more.
-    fn disarm(&mut self) {
-        self.is_armed = false;
+    /// Silences those who have woken us, and watches them.
+    fn hear_bells(&mut self) {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut room = [const { MaybeUninit::uninit() }; WOKEN_AT_ONCE];
         // Without an answer it stays readable, and the next turn asks again.
@@ -93,16 +103,16 @@ impl Fabric {
         for event in woken {
             let token = event.data.u64();
             if token == WORKER {
-                self.shared.parts()[self.part].silence();
+                self.part().silence();
                 continue;
             }
-            let pair = u32::try_from(token).ok().and_then(|id| self.pairs.get(&id));
-            let ring = pair.and_then(Pair::ring).expect("it is removed with its pair");
+            let id = u32::try_from(token).map(QpId).expect("one of ours, or the worker's");
+            let ring = self.pairs.get(id).and_then(Pair::ring).expect("it goes with its pair");
             if !ring.silence() {
                 ignore(&self.events, ring.bell());
             }
+            self.pairs.attend(id);
         }
-        self.pairs.values().filter_map(Pair::ring).for_each(|ring| ring.awake());
     }
 
     /// Takes in what the worker has said.
@@ -112,22 +122,47 @@ impl Fabric {
         }
         if self.shared.is_gone() && !self.is_unplugged {
             self.is_unplugged = true;
-            self.pairs.values_mut().for_each(|pair| pair.break_for(QpError::PortDown));
+            for id in self.pairs.ids() {
+                self.pair(id).break_for(QpError::PortDown);
+                self.pairs.attend(id);
+            }
         }
-        for (id, pair) in &mut self.pairs {
-            hear(&self.events, *id, pair);
+        for _ in 0..HEARD_PER_TURN_MAX {
+            let Some(number) = self.part().take_told() else { return };
+            // Who is not adopted yet hears it then.
+            if let Some(id) = self.pairs.numbered(number) {
+                self.hear(id);
+            }
         }
+        self.part().leave_rest();
     }
 
-    /// Looks at one queue pair.
-    fn look_at(&mut self, id: u32, now: Instant, out: &mut Vec<Completion>) {
-        let pair = self.pairs.get_mut(&id).expect("one of the queue pairs");
-        pair.receive(out, &mut self.counters);
-        if pair.settle(now, &mut self.ready) {
-            let misbehaved = Some(QpError::PeerMisbehaved) == pair.cause();
-            self.counters.misbehaved += u64::from(misbehaved);
-            pair.ring().into_iter().for_each(|ring| ignore(&self.events, ring.bell()));
+    /// Takes in what the worker has said to one queue pair.
+    fn hear(&mut self, id: QpId) {
+        let pair = self.pairs.of(id).expect("one of the queue pairs");
+        if pair.hear()
+            && let Some(ring) = pair.ring()
+        {
+            let data = epoll::EventData::new_u64(id.0.into());
+            if epoll::add(&self.events, ring.bell(), data, epoll::EventFlags::IN).is_err() {
+                // The peer could not wake us.
+                pair.break_for(QpError::RetriesExceeded);
+            }
         }
+        self.pairs.attend(id);
+    }
+
+    /// Looks at those queue pairs that may have news.
+    fn look(&mut self, now: Instant, out: &mut Vec<Completion>) {
+        let Self { pairs, ready, counters, events, .. } = self;
+        pairs.look(now, |pair| {
+            pair.receive(out, counters);
+            if pair.settle(now, ready) {
+                let misbehaved = Some(QpError::PeerMisbehaved) == pair.cause();
+                counters.misbehaved += u64::from(misbehaved);
+                pair.ring().into_iter().for_each(|ring| ignore(events, ring.bell()));
+            }
+        });
     }
 
     /// Reports what is ready, as much as fits.
@@ -141,7 +176,7 @@ impl Fabric {
                 | Completion::ReceivedLong { qp, .. }
                 | Completion::Broke { qp, .. } => (*qp, false),
             };
-            match self.pairs.get_mut(&qp.0) {
+            match self.pairs.of(qp) {
                 Some(pair) => pair.outstanding -= usize::from(is_request),
                 // Who has released it need not hear that it broke before.
                 None if !is_request => continue,
@@ -163,51 +198,45 @@ impl crate::Fabric for Fabric {
 
     fn adopt(&mut self, _: Instant, qp: Qp) -> QpId {
         assert_eq!(qp.part, self.part, "a queue pair of this part of the NIC");
-        let id = self.next_id;
-        self.next_id += 1;
-        let mut pair = Pair::adopt(QpId(id), qp);
-        hear(&self.events, id, &mut pair);
+        let id = self.pairs.adopt(qp);
         if self.is_unplugged {
-            pair.break_for(QpError::PortDown);
+            self.pair(id).break_for(QpError::PortDown);
         }
-        self.pairs.insert(id, pair);
-        QpId(id)
+        self.hear(id);
+        id
     }
 
     fn room(&self, qp: QpId) -> usize {
-        self.pairs.get(&qp.0).expect("adopted").room()
+        self.pairs.get(qp).expect("adopted").room()
     }
 
     fn post(&mut self, qp: QpId, work: &mut Vec<Work>) {
         self.pair(qp).post(work);
+        self.pairs.attend(qp);
     }
 
     fn poll(&mut self, now: Instant, out: &mut Vec<Completion>) {
-        if self.is_armed {
-            self.disarm();
+        if std::mem::take(&mut self.is_armed) {
+            self.pairs.awake();
+        }
+        if self.signs.is_none_or(|signs| signs == Signs::Maybe) {
+            self.hear_bells();
+            // Another `poll` of the same turn need not.
+            self.signs = self.signs.and(Some(Signs::NotYet));
         }
         self.hear_worker();
         self.report(out);
-        // Each is the first in turn, so that those before it cannot use up the room for ever.
-        let first = self.pairs.range(self.first..).map(|(id, _)| *id).next().unwrap_or(0);
-        self.first = first.wrapping_add(1);
-        let mut next = first;
-        while let Some((id, _)) = self.pairs.range(next..).next() {
-            next = *id + 1;
-            self.look_at(next - 1, now, out);
-        }
-        let mut next = 0;
-        while let Some((id, _)) = self.pairs.range(next..first).next() {
-            next = *id + 1;
-            self.look_at(next - 1, now, out);
-        }
+        self.look(now, out);
         self.report(out);
     }
 
+    fn note_signs(&mut self, signs: Signs) {
+        self.signs = Some(signs);
+    }
+
     fn transmit(&mut self, now: Instant) {
-        for pair in self.pairs.values_mut() {
-            pair.carry_out(now, &mut self.ready, &mut self.counters);
-        }
+        let Self { pairs, ready, counters, .. } = self;
+        pairs.work_off(now, |pair| pair.carry_out(now, ready, counters));
     }
 
     fn has_completions(&self) -> bool {
@@ -216,12 +245,8 @@ impl crate::Fabric for Fabric {
 
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
         self.is_armed = true;
-        let mut has_news = !self.ready.is_empty() || self.part().has_news();
-        let mut deadline = None;
-        for pair in self.pairs.values() {
-            has_news |= pair.announce_sleep() || pair.has_work();
-            deadline = deadline.into_iter().chain(pair.deadline()).min();
-        }
+        let deadline = self.pairs.prepare_sleep(now);
+        let has_news = !self.ready.is_empty() || self.part().has_news();
         if has_news { Some(now) } else { deadline }
     }
 
@@ -231,25 +256,13 @@ impl crate::Fabric for Fabric {
 
     fn fail(&mut self, _: Instant, qp: QpId) {
         self.pair(qp).break_for(QpError::PortDown);
+        self.pairs.attend(qp);
     }
 
     fn release(&mut self, _: Instant, qp: QpId) {
-        let pair = self.pairs.remove(&qp.0).expect("a queue pair is released once");
+        let pair = self.pairs.remove(qp);
         pair.ring().into_iter().for_each(|ring| ignore(&self.events, ring.bell()));
         pair.leave(&mut self.ready);
-    }
-}
-
-/// Takes in what the worker has said about one queue pair.
-fn hear(events: &OwnedFd, id: u32, pair: &mut Pair) {
-    if pair.hear()
-        && let Some(ring) = pair.ring()
-    {
-        let data = epoll::EventData::new_u64(id.into());
-        if epoll::add(events, ring.bell(), data, epoll::EventFlags::IN).is_err() {
-            // The peer could not wake us.
-            pair.break_for(QpError::RetriesExceeded);
-        }
     }
 }
 
@@ -263,3 +276,5 @@ fn ignore(events: &OwnedFd, bell: BorrowedFd<'_>) {
 const WORKER: u64 = u64::MAX;
 /// The most who are silenced at once. The others stay readable.
 const WOKEN_AT_ONCE: usize = 64;
+/// To so many queue pairs the worker speaks in one turn, at most.
+const HEARD_PER_TURN_MAX: usize = 64;

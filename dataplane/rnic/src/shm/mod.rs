@@ -1,7 +1,8 @@
 //! A NIC between the processes of one host, which meet in a directory.
 //!
 //! An RDMA write is a copy into the peer's memory, and a message goes into a ring that both ends of
-//! a queue pair map. No kernel is in the path, unless a poller sleeps and must be woken.
+//! a queue pair map. No kernel is in the path, unless a poller sleeps or the queue pair has rested:
+//! then a bell is rung.
 //!
 //! - **Where peers meet.** Each NIC listens on a Unix socket in a directory. Such sockets belong to
 //!   the file system and not to a network, so containers with networks of their own meet there, if
@@ -24,7 +25,8 @@
 //! only, who wrote it, so a peer learns nothing by that, and disturbs only itself. Memory of
 //! several peers must not be registered as one region.
 //!
-//! - `rnic`: the control thread's half. `fabric`: the poller's half; `pair`: one queue pair there.
+//! - `rnic`: the control thread's half. `fabric`: the poller's half; `pairs`: the queue pairs
+//!   there; `pair`: one of them.
 //! - `worker`: a thread that does whatever may take long: it connects sockets and maps memory.
 //!   `line`: one connection there; `callers`: those that are of no queue pair yet.
 
@@ -36,6 +38,7 @@ mod fabric;
 mod line;
 mod nap;
 mod pair;
+mod pairs;
 mod ring;
 mod rnic;
 mod shared;

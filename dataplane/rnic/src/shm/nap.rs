@@ -1,7 +1,8 @@
 //! How the two ends of a queue pair agree on who must be woken.
 //!
-//! Each end has a word in shared memory. Before it sleeps, it says there what it waits for. Whoever
-//! has something of that kind for it takes the word back to zero, and wakes it.
+//! Each end has a word in shared memory. Before it sleeps, or stops looking at this queue pair, it
+//! says there what it waits for. Whoever has something of that kind for it takes the word back to
+//! zero, and wakes it.
 
 use super::sync::{AtomicUsize, Ordering, fence};
 
@@ -11,11 +12,15 @@ pub(super) const NEWS: usize = 1;
 pub(super) const ROOM: usize = 2;
 
 /// Says that the owner of `word` is about to sleep until there is something of `wanted`. It must
-/// then look once more whether there is, and sleep only if not.
+/// then call [`before_last_look`], look once more whether there is, and sleep only if not.
 pub(super) fn announce(word: &AtomicUsize, wanted: usize) {
     word.store(wanted, Ordering::Relaxed);
-    // This fence stands between the announcement and the last look, that in `must_wake` between
-    // what there is to see and the look at the announcement. So one of the two sees the other.
+}
+
+/// Stands between all announcements of a thread and its last look at what it has announced to
+/// sleep over; that in `must_wake` between what there is to see and the look at the announcement.
+/// So one of the two sees the other.
+pub(super) fn before_last_look() {
     fence(Ordering::SeqCst);
 }
 

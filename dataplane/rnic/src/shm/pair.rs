@@ -1,10 +1,11 @@
 //! One queue pair, as the poller sees it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use smcr_memory::{Lease, Region};
-use smcr_proto::{Instant, Rkey};
+use smcr_proto::{Instant, Qpn, Rkey};
 
 use super::SENDS;
 use super::fabric::Counters;
@@ -41,7 +42,7 @@ pub(super) struct Pair {
     /// Why it breaks.
     cause: Option<QpError>,
     is_broken: bool,
-    inbox: Inbox,
+    inbox: Arc<Inbox>,
     ticket: Ticket,
 }
 
@@ -85,6 +86,14 @@ impl Pair {
         }
     }
 
+    pub(super) fn id(&self) -> QpId {
+        self.id
+    }
+
+    pub(super) fn number(&self) -> Qpn {
+        self.ticket.qpn
+    }
+
     pub(super) fn ring(&self) -> Option<&Ring> {
         self.ring.as_deref()
     }
@@ -107,8 +116,11 @@ impl Pair {
     /// Takes in what the worker has said. Returns true if it has connected the queue pair.
     pub(super) fn hear(&mut self) -> bool {
         let mut has_connected = false;
-        while let Some(news) = self.inbox.pop() {
+        self.inbox.open();
+        while let Some(news) = self.inbox.take() {
             match news {
+                // Too late, or once more. The peer hears that we are not there.
+                News::Connected(ring) if self.is_broken || self.is_lost => ring.say(State::Left),
                 News::Connected(ring) => {
                     self.ring = Some(ring);
                     has_connected = true;
@@ -124,7 +136,9 @@ impl Pair {
                 News::Revoked(rkey) => {
                     let revoked = self.keys.extract_if(.., |key| key.rkey == rkey);
                     let regions: Vec<_> = revoked.map(|key| key.region).collect();
-                    self.ticket.shared.ask(Job::Unmap(regions));
+                    if !regions.is_empty() {
+                        self.ticket.shared.ask(Job::Unmap(regions));
+                    }
                 }
                 News::Misbehaved => self.break_for(QpError::PeerMisbehaved),
                 News::Gone => {
@@ -181,6 +195,11 @@ impl Pair {
             Ok(state) => self.peer = state,
             Err(Nonsense) => self.stop_listening(),
         }
+        match self.peer {
+            State::Fine | State::Left => {}
+            State::Refused => self.break_for(QpError::RemoteError),
+            State::Violated => self.break_for(QpError::PeerMisbehaved),
+        }
     }
 
     /// Breaks it, if there is a reason and nothing else is left to report. Returns true if it is
@@ -193,11 +212,6 @@ impl Pair {
         let is_alone = self.is_lost
             || self.peer == State::Left
             || (self.ring.is_none() && self.give_up_at.is_some_and(|at| at <= now));
-        match self.peer {
-            State::Fine | State::Left => {}
-            State::Refused => self.break_for(QpError::RemoteError),
-            State::Violated => self.break_for(QpError::PeerMisbehaved),
-        }
         // As over a wire, who is alone notices it when he has something to say.
         if is_alone && !self.queue.is_empty() {
             self.break_for(QpError::RetriesExceeded);
@@ -206,7 +220,8 @@ impl Pair {
         if !self.is_deaf
             && let Some(ring) = &mut self.ring
         {
-            match ring.has_message() {
+            // What comes from now on came too late: it must not keep us from saying that it broke.
+            match ring.seal().and_then(|()| ring.has_message()) {
                 // The next turn has room for it.
                 Ok(true) => return false,
                 Ok(false) => {}
@@ -332,6 +347,11 @@ impl Pair {
         self.stalled = Some(obstacle);
     }
 
+    /// Whether it has something to do, at once or later, although its peer says nothing.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.queue.is_empty() || (self.cause.is_some() && !self.is_broken)
+    }
+
     /// Whether there is something to do at once.
     pub(super) fn has_work(&self) -> bool {
         let can_go_on = self.ring.is_some() && self.stalled.is_none();
@@ -345,12 +365,38 @@ impl Pair {
         self.give_up_at.filter(|_| self.ring.is_none() && !self.is_broken)
     }
 
-    /// The poller is about to sleep. Returns true if it must not, because there are news.
-    pub(super) fn announce_sleep(&self) -> bool {
-        let Some(ring) = self.ring.as_ref().filter(|_| !self.is_broken) else { return false };
-        let wants_room = self.stalled == Some(Obstacle::Room);
-        ring.announce_sleep(wants_room);
-        ring.has_news(wants_room, self.peer)
+    /// The ring, if what the peer says there matters.
+    fn live_ring(&self) -> Option<&Ring> {
+        self.ring().filter(|_| !self.is_broken)
+    }
+
+    /// Whether its peer can have news for us.
+    pub(super) fn can_be_watched(&self) -> bool {
+        self.live_ring().is_some()
+    }
+
+    /// Whether the peer has said something that we have not taken in, or made the room that we wait
+    /// for.
+    pub(super) fn has_news(&self) -> bool {
+        self.live_ring().is_some_and(|ring| ring.has_news(self.waits_for_room(), self.peer))
+    }
+
+    /// Says that nobody looks any more unless the peer rings the bell: see `nap`.
+    pub(super) fn announce_sleep(&self) {
+        if let Some(ring) = self.live_ring() {
+            ring.announce_sleep(self.waits_for_room());
+        }
+    }
+
+    /// Says that we look by ourselves.
+    pub(super) fn awake(&self) {
+        if let Some(ring) = self.live_ring() {
+            ring.awake();
+        }
+    }
+
+    fn waits_for_room(&self) -> bool {
+        self.stalled == Some(Obstacle::Room)
     }
 
     fn ended(&self, work: Work, status: Status) -> Completion {

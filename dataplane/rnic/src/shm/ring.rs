@@ -46,6 +46,8 @@ pub(super) struct Ring {
     /// Those of them that we have read, and that the peer was told of.
     read: usize,
     returned: usize,
+    /// What the peer fills from now on does not matter.
+    is_sealed: bool,
 }
 
 /// What one end says of itself, in the order in which it gets worse.
@@ -105,7 +107,8 @@ impl Ring {
         let side = usize::from(!is_caller);
         let (filled, told, emptied) = (0, 0, 0);
         let (theirs, read, returned) = (0, 0, 0);
-        Self { memory, side, bell, filled, told, emptied, theirs, read, returned }
+        let is_sealed = false;
+        Self { memory, side, bell, filled, told, emptied, theirs, read, returned, is_sealed }
     }
 
     /// How many more slots can be filled, as far as we know.
@@ -197,9 +200,22 @@ impl Ring {
 
     /// Whether a message has come.
     pub(super) fn has_message(&mut self) -> Result<bool, Nonsense> {
-        if self.read != self.theirs {
-            return Ok(true);
+        if self.read == self.theirs && !self.is_sealed {
+            self.look()?;
         }
+        Ok(self.read != self.theirs)
+    }
+
+    /// What has come until now can still be taken, but nothing else.
+    pub(super) fn seal(&mut self) -> Result<(), Nonsense> {
+        if !std::mem::replace(&mut self.is_sealed, true) {
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    /// Looks how many slots the peer has filled.
+    fn look(&mut self) -> Result<(), Nonsense> {
         let theirs = self.word(1 - self.side, TAIL).load(Ordering::Acquire);
         if theirs.wrapping_sub(self.returned) > SLOTS
             || theirs.wrapping_sub(self.read) > theirs.wrapping_sub(self.returned)
@@ -207,7 +223,7 @@ impl Ring {
             return Err(Nonsense);
         }
         self.theirs = theirs;
-        Ok(self.read != self.theirs)
+        Ok(())
     }
 
     /// Gives the slots that were read back to the peer, and wakes it if it waits for them.
@@ -237,7 +253,7 @@ impl Ring {
     }
 
     /// Says that we are about to sleep: the peer rings the bell when there is something. Call
-    /// `has_news` before sleeping.
+    /// [`nap::before_last_look`] and then `has_news` before sleeping.
     pub(super) fn announce_sleep(&self, wants_room: bool) {
         let wanted = if wants_room { nap::NEWS | nap::ROOM } else { nap::NEWS };
         nap::announce(self.sleep_word(self.side), wanted);

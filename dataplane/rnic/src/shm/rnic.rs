@@ -36,7 +36,7 @@ pub struct Qp {
     pub(super) ticket: Ticket,
     pub(super) part: usize,
     pub(super) messages: Messages,
-    pub(super) inbox: Inbox,
+    pub(super) inbox: Arc<Inbox>,
 }
 
 impl Rnic {
@@ -143,7 +143,7 @@ impl crate::Rnic for Rnic {
         let ticket = Ticket { qpn, shared: Arc::clone(&self.shared) };
         let Port { gid, mac, mtu } = self.port();
         let address = QpAddress { gid, mac, qpn, psn, mtu };
-        let qp = Qp { ticket, part: self.part, messages, inbox: Inbox::default() };
+        let qp = Qp { ticket, part: self.part, messages, inbox: Arc::default() };
         Ok(Opening { qp, domain, address })
     }
 }
@@ -163,7 +163,7 @@ impl crate::Opening for Opening {
         }
         let [own, peer] =
             [address, peer].map(|end| Name { gid: end.gid, qpn: end.qpn, psn: end.psn });
-        let inbox = Inbox::clone(&qp.inbox);
+        let inbox = Arc::clone(&qp.inbox);
         shared.ask(Job::Connect { own, domain, peer, part: qp.part, inbox });
         Ok(qp)
     }

@@ -43,8 +43,11 @@ struct Taken {
 /// What is heard by one pair of halves.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Some queue pair may have news.
+    /// Some queue pair may have news, or the NIC has gone.
     has_news: AtomicBool,
+    /// Queue pairs that have news, each once. It may name some that are no more, or not adopted
+    /// yet.
+    told: SegQueue<Qpn>,
     /// An eventfd that wakes the fabric.
     wakeup: OwnedFd,
     events: SegQueue<Event>,
@@ -60,7 +63,7 @@ pub(super) enum Job {
     /// Let nobody have it any more, and tell those who do.
     Deregister(Rkey),
     /// Connect a queue pair.
-    Connect { own: Name, domain: Domain, peer: Name, part: usize, inbox: Inbox },
+    Connect { own: Name, domain: Domain, peer: Name, part: usize, inbox: Arc<Inbox> },
     /// Ask the peer of a queue pair for a region.
     Ask(Qpn, Rkey),
     /// A queue pair is no more.
@@ -89,13 +92,37 @@ pub(super) enum News {
 }
 
 /// The news of one queue pair.
-pub(super) type Inbox = Arc<SegQueue<News>>;
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    news: SegQueue<News>,
+    /// Its poller has been told that there are some.
+    is_told: AtomicBool,
+}
+
+impl Inbox {
+    /// Leaves news. Returns whether the poller must be told.
+    fn leave(&self, news: News) -> bool {
+        self.news.push(news);
+        !self.is_told.swap(true, Ordering::AcqRel)
+    }
+
+    /// To be called before the first of the news is taken.
+    pub(super) fn open(&self) {
+        self.is_told.swap(false, Ordering::AcqRel);
+    }
+
+    /// Takes the next one.
+    pub(super) fn take(&self) -> Option<News> {
+        self.news.pop()
+    }
+}
 
 impl Shared {
     pub(super) fn new(directory: Directory, gid: Gid, parts: u32) -> io::Result<Self> {
         let part = |_| {
             Ok(Part {
                 has_news: AtomicBool::new(false),
+                told: SegQueue::new(),
                 wakeup: new_eventfd()?,
                 events: SegQueue::new(),
                 reports: new_eventfd()?,
@@ -207,8 +234,17 @@ impl Shared {
 }
 
 impl Part {
-    /// The worker has said something to a queue pair, or to all.
-    pub(super) fn tell(&self) {
+    /// The worker says something to a queue pair. However much it says, there is one entry in
+    /// `told`: a peer that gives it much to say must not keep others waiting.
+    pub(super) fn tell_of(&self, qpn: Qpn, inbox: &Inbox, news: News) {
+        if inbox.leave(news) {
+            self.told.push(qpn);
+            self.tell();
+        }
+    }
+
+    /// There is something to hear.
+    fn tell(&self) {
         self.has_news.store(true, Ordering::Release);
         signal(&self.wakeup);
     }
@@ -218,9 +254,25 @@ impl Part {
         self.has_news.load(Ordering::Acquire)
     }
 
-    /// Whether there may be news since the last call. If so, look at all queue pairs.
+    /// Whether there may be news since the last call. If so, look whether the NIC has gone, and
+    /// hear those whom [`Self::take_told`] names.
     pub(super) fn take_news(&self) -> bool {
         self.has_news() && self.has_news.swap(false, Ordering::AcqRel)
+    }
+
+    /// Takes the next queue pair that has news.
+    pub(super) fn take_told(&self) -> Option<Qpn> {
+        self.told.pop()
+    }
+
+    #[cfg(test)]
+    pub(super) fn told(&self) -> usize {
+        self.told.len()
+    }
+
+    /// Not all were taken.
+    pub(super) fn leave_rest(&self) {
+        self.has_news.store(true, Ordering::Release);
     }
 
     /// Makes the descriptor unreadable until there is more.

@@ -14,11 +14,12 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     Completion, Domain, Event, Fabric as _, MESSAGE_LEN, Message, Opening as _, QpError, QpId,
-    Registration, Rnic as _, Status, Tag, Work,
+    Registration, Rnic as _, Signs, Status, Tag, Work,
 };
 
 mod hostile;
 mod killed;
+mod rests;
 mod rings;
 
 /// A NIC and what its poller has.
@@ -65,6 +66,11 @@ impl Nic {
 
     /// One turn of its poller. Leases come home.
     fn turn(&mut self) {
+        self.turn_with(Signs::Maybe);
+    }
+
+    fn turn_with(&mut self, signs: Signs) {
+        self.fabric.note_signs(signs);
         let mut out = Vec::with_capacity(64);
         self.fabric.poll(now(), &mut out);
         self.fabric.transmit(now());

@@ -65,7 +65,7 @@ struct End {
     domain: Domain,
     peer: Name,
     part: usize,
-    inbox: Inbox,
+    inbox: Arc<Inbox>,
     stage: Stage,
     /// The key for which we have asked the peer.
     asked: Option<Rkey>,
@@ -186,8 +186,7 @@ impl Worker {
     /// Tells the fabric of a queue pair.
     fn tell(&self, qpn: Qpn, news: News) {
         if let Some(end) = self.ends.get(&qpn) {
-            end.inbox.push(news);
-            self.shared.parts()[end.part].tell();
+            self.shared.parts()[end.part].tell_of(qpn, &end.inbox, news);
         }
     }
 

@@ -4,8 +4,8 @@ use rustix::io::Errno;
 
 use super::sweep::forge;
 use super::*;
-use crate::ConnectError;
 use crate::roce::responder::ACK_DELAY;
+use crate::{ConnectError, Signs};
 
 #[test]
 fn a_write_is_there_when_the_message_behind_it_is_received() {
@@ -159,7 +159,7 @@ fn a_quiet_wire_is_not_asked_once() {
     couple.nodes[0].send([1; 44], 1);
     let now = couple.now;
     couple.nodes[0].fabric.transmit(now);
-    couple.nodes[1].fabric.note_quiet();
+    couple.nodes[1].fabric.note_signs(Signs::None);
     couple.nodes[1].take_in(now + TURN);
     assert!(couple.nodes[1].received.is_empty());
     couple.nodes[1].take_in(now + TURN);

@@ -11,7 +11,7 @@ use smcr_proto::{Gid, Mtu, Psn, Qpn};
 use super::super::bell::Bell;
 use super::super::directory::{Directory, mac_of};
 use super::super::line::{Line, Packet};
-use super::super::ring::Ring;
+use super::super::ring::{Ring, State};
 use super::super::wire::{Message, Name};
 use super::*;
 use crate::{Messages, QpAddress};
@@ -66,6 +66,11 @@ impl Hostile {
     /// Calls the victim as an honest peer would.
     fn capture(&self, victim: &mut Nic) -> Captured {
         let (address, qp) = self.open_at(victim);
+        self.capture_at(address, qp)
+    }
+
+    /// The same for a queue pair of which it was told.
+    fn capture_at(&self, address: QpAddress, qp: QpId) -> Captured {
         let line = self.call(address.gid);
         let memory = Ring::memory().unwrap();
         let (bell, [hear, ring]) = Bell::pair().unwrap();
@@ -157,6 +162,90 @@ fn scribbling_on_the_rings_breaks_their_queue_pair_only() {
         }
         breaks(&mut nics, qps, captured.qp, QpError::PeerMisbehaved);
     }
+}
+
+/// What it says of itself counts, also if it rings no bell before it goes.
+#[test]
+fn who_refuses_in_silence_and_goes_has_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let Captured { line, memory, bell: _kept, qp } = hostile.capture(&mut nics[1]);
+    // Until nobody looks at it any more.
+    for_a_while(&mut [&mut nics[1]]);
+    memory.word(2 * size_of::<usize>()).store(State::Refused as usize, Ordering::SeqCst);
+    drop(line);
+    breaks(&mut nics, qps, qp, QpError::RemoteError);
+}
+
+/// A peer fills the ring again and again, so there always is one more message to report before the
+/// queue pair breaks. What comes after the reason to break must not delay it.
+#[test]
+fn a_peer_that_never_stops_does_not_delay_its_end() {
+    const WORD: usize = size_of::<usize>();
+    const SLOTS: usize = 512;
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let captured = hostile.capture(&mut nics[1]);
+    let memory = &captured.memory;
+    (0..SLOTS).for_each(|slot| {
+        memory.word(4_096 + slot * 64).store(MESSAGE_LEN, Ordering::Relaxed);
+    });
+    let victim = &mut nics[1];
+    let start = now();
+    let mut has_failed = false;
+    while victim.broke(captured.qp).is_none() {
+        let read = memory.word(128 + WORD).load(Ordering::SeqCst);
+        memory.word(0).store(read + SLOTS, Ordering::SeqCst);
+        captured.bell.ring();
+        victim.turn();
+        if !std::mem::replace(&mut has_failed, read > 2 * SLOTS) && has_failed {
+            victim.fabric.fail(now(), captured.qp);
+        }
+        assert!(now().since(start) < Duration::from_secs(5), "it never breaks");
+    }
+    breaks(&mut nics, qps, captured.qp, QpError::PortDown);
+}
+
+/// Who was here, and went, cannot come once more to the same queue pair.
+#[test]
+fn who_comes_again_is_told_that_nobody_is_there() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let (address, qp) = hostile.open_at(&mut nics[1]);
+    let first = hostile.capture_at(address, qp);
+    until(&mut [&mut nics[1]], |nics| nics[0].fabric.is_connected(qp));
+    drop(first);
+    for_a_while(&mut [&mut nics[1]]);
+    let again = hostile.capture_at(address, qp);
+    let state = again.memory.word(128 + 2 * size_of::<usize>());
+    until(&mut [&mut nics[1]], |_| state.load(Ordering::SeqCst) == State::Left as usize);
+    nics[1].send(qp, HELLO);
+    breaks(&mut nics, qps, qp, QpError::RetriesExceeded);
+}
+
+/// A peer that has much to say to the worker keeps nobody waiting who has something to say, too.
+#[test]
+fn who_talks_without_end_is_heard_once() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let captured = hostile.capture(&mut nics[1]);
+    for number in 0..500 {
+        captured.line.send(&Message::Revoke(Rkey(number)), &[]).unwrap();
+        if number % 10 == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    thread::sleep(Duration::from_millis(20));
+    assert!(nics[1].fabric.told() <= 1);
+    let [a, b] = &mut nics;
+    works([&mut *a, &mut *b], qps);
+    let next = connect(a, b);
+    works([a, b], next);
+    assert_eq!((nics[1].fabric.told(), nics[1].broke(captured.qp)), (0, None));
 }
 
 /// The same for what the peer says it has read, which matters to who sends.
