@@ -94,6 +94,8 @@ fn who_sleeps_tells_those_only_that_do_not_rest() {
     }
     for [qp_a, _] in qps {
         let before = b.received();
+        // It has nothing left to report.
+        a.turn();
         a.send(qp_a, HELLO);
         let at = now();
         assert_eq!(a.fabric.prepare_sleep(at), Some(at), "it has something to do");
