@@ -53,6 +53,8 @@ fn in_words(message: &Cdc) -> String {
         (message.sending_done, 'D'),
         (message.connection_closed, 'C'),
         (message.abnormal_close, 'A'),
+        (message.odd_stream, 'S'),
+        (message.keeps, 'K'),
     ]
     .into_iter()
     .filter_map(|(set, letter)| set.then_some(letter))

@@ -8,6 +8,7 @@ mod doors;
 mod drain;
 mod effects;
 mod introductions;
+mod kept;
 mod local;
 mod over_limit;
 mod overload;
@@ -15,6 +16,7 @@ mod poller_rows;
 mod reload;
 mod rnics;
 mod settings;
+mod stop;
 mod upstreams;
 
 use std::io;
@@ -24,7 +26,6 @@ use std::time::Duration;
 use smcr_engine::clock::Clock;
 use smcr_engine::mailbox::{Receiver, Waker};
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
-use smcr_proto::wire::llc::DeleteReason;
 use smcr_proto::{Instant, PeerId};
 use smcr_rnic::Rnic;
 
@@ -44,13 +45,12 @@ use crate::reactor::{Event, Reactor, Token};
 use crate::rendezvous::Endpoint;
 use crate::service::Service;
 use crate::sessions::Sessions;
-use crate::slab::Key;
 use crate::smc_option::OptionSource;
 use crate::status::{Question, Traffic};
-use crate::termination::Termination;
 use compare::Speeds;
 use doors::Doors;
 use introductions::Introductions;
+use kept::Streams;
 use local::Local;
 use overload::Overload;
 use rnics::Nic;
@@ -134,6 +134,8 @@ pub struct Gateway<N: Rnic> {
     endpoint: Endpoint<N, Vec<PollerHandle<QpOf<N>>>>,
     /// TCP connections beside SMC-R connections that are over.
     farewells: Farewells,
+    /// SMC-R connections that carry one stream after another.
+    streams: Streams,
     idle: IdleWatch,
     access_log: AccessLog,
     overload: Overload,
@@ -200,22 +202,7 @@ impl<N: Rnic> Gateway<N> {
     ///
     /// When the process is out of descriptors.
     pub fn new(parts: Parts<N>) -> io::Result<Self> {
-        let reactor = Reactor::new()?;
-        reactor.watch(parts.waker.descriptor(), Token::Waker)?;
-        if let Some(changes) = parts.network.descriptor() {
-            reactor.watch(changes, Token::Network)?;
-        }
-        for rnic in parts.ports.iter().filter_map(|port| port.rnic.as_ref()) {
-            if let Some(events) = rnic.descriptor() {
-                reactor.watch(events, Token::Rnic)?;
-            }
-        }
-        for (index, listener) in parts.listeners.iter().enumerate() {
-            let index = u16::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
-            if let Some(socket) = &listener.socket {
-                reactor.watch(socket, Token::Listener(index))?;
-            }
-        }
+        let reactor = watch(&parts)?;
         let started = parts.clock.now();
         let kinds: Vec<_> = parts.ports.iter().map(|port| &port.kind).collect();
         let settings = settings(&parts.config, parts.peer_id, &kinds, &parts.listeners);
@@ -253,6 +240,7 @@ impl<N: Rnic> Gateway<N> {
             sessions: Sessions::default(),
             endpoint: Endpoint::new(settings, groups),
             farewells: Farewells::default(),
+            streams: Streams::default(),
             idle: IdleWatch::new(started, limits),
             access_log: parts.access_log,
             overload: Overload::new(),
@@ -336,6 +324,7 @@ impl<N: Rnic> Gateway<N> {
             self.doors.as_ref().map(Doors::until),
             self.local.as_ref().and_then(Local::poll_timeout),
             self.farewells.poll_timeout(),
+            self.streams.poll_timeout(self.config.smc.kept_for),
             self.idle.poll_timeout(),
             self.service.poll_timeout(),
             self.draining,
@@ -357,6 +346,7 @@ impl<N: Rnic> Gateway<N> {
             Token::Door => self.open_door_to_programs(now),
             Token::Program(key) => drop(self.hear_program(now, key)),
             Token::Network => self.network_changed(now),
+            Token::Policies => self.policies_changed(),
             // Looked after at the end of each round.
             Token::Waker | Token::Rnic => {}
         }
@@ -379,6 +369,7 @@ impl<N: Rnic> Gateway<N> {
         }
         self.expire_idle(now);
         self.farewells.expire(now);
+        self.expire_kept(now);
         self.close_rnics(now);
         if self.mail.stop.receive().is_some() {
             match self.draining {
@@ -392,76 +383,34 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// Stops accepting; what goes on may finish. Connections that the kernel has completed but
-    /// nobody has accepted are reset: their applications try elsewhere at once.
-    fn drain(&mut self, now: Instant) {
-        let limit = self.config.drain_timeout;
-        tracing::info!(
-            connections = self.sessions.len(),
-            ms = limit.as_millis(),
-            "stopping: no new connections are accepted, open ones may finish"
-        );
-        self.service.stopping();
-        // From now on they go where applications want them to.
-        self.interception.cease();
-        self.leave_listeners_alone();
-        for listener in &mut self.listeners {
-            listener.socket = None;
-        }
-        self.turn_all_away(now);
-        for slot in 0..self.listeners.len() {
-            self.turn_waiting_away(now, slot);
-        }
-        self.draining = Some(now + limit);
-        self.endpoint.drain();
-        self.settle(now);
-    }
-
-    /// Nothing is left to wait for.
-    fn is_drained(&self) -> bool {
-        self.draining.is_some() && self.sessions.is_empty()
-    }
-
-    /// Their time is over: resets whatever is left.
-    fn abort_all(&mut self, now: Instant) {
-        self.draining = Some(Instant(u64::MAX));
-        let keys: Vec<Key> = self.sessions.iter().map(|(key, _)| key).collect();
-        tracing::warn!(connections = keys.len(), "no time is left: resetting the rest");
-        for key in keys {
-            self.abort(key, Termination::Stopped);
-        }
-        self.settle(now);
-    }
-
-    /// Takes leave of peers, then ends the pollers.
-    fn close_down(&mut self) {
-        let now = self.clock.now();
-        let groups: Vec<_> = self.endpoint.groups().iter().map(|(id, _)| id).collect();
-        for group in groups {
-            // RFC 7609 4.8.3 #1: end connections on graceful shutdown
-            self.endpoint.groups_mut().shut_down(now, group, DeleteReason::OPERATOR);
-        }
-        self.settle(now);
-        // DELETE LINK has no answer worth waiting for, but must leave before the queue pair goes.
-        let until = now + FAREWELL;
-        while !self.endpoint.groups().is_empty() && self.clock.now() < until {
-            for poller in self.endpoint.groups_mut().pollers_mut() {
-                poller.catch_up();
-            }
-            self.take_reports(self.clock.now());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        for poller in self.endpoint.groups_mut().pollers_mut() {
-            poller.stop();
-        }
-        self.farewells.cut_all_short();
-        tracing::info!("stopped");
-    }
-
     /// Seconds since the gateway started.
     fn uptime_s(&self, now: Instant) -> u64 {
         now.since(self.started).as_secs()
     }
+}
+
+/// What the control thread wakes up for, from the beginning on.
+fn watch<N: Rnic>(parts: &Parts<N>) -> io::Result<Reactor> {
+    let reactor = Reactor::new()?;
+    reactor.watch(parts.waker.descriptor(), Token::Waker)?;
+    if let Some(changes) = parts.network.descriptor() {
+        reactor.watch(changes, Token::Network)?;
+    }
+    if let Some(changes) = parts.network.policies.descriptor() {
+        reactor.watch_edges(changes, Token::Policies)?;
+    }
+    for rnic in parts.ports.iter().filter_map(|port| port.rnic.as_ref()) {
+        if let Some(events) = rnic.descriptor() {
+            reactor.watch(events, Token::Rnic)?;
+        }
+    }
+    for (index, listener) in parts.listeners.iter().enumerate() {
+        let index = u16::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if let Some(socket) = &listener.socket {
+            reactor.watch(socket, Token::Listener(index))?;
+        }
+    }
+    Ok(reactor)
 }
 
 /// The link groups over these ports, and what else the gateway knows of them.
@@ -483,8 +432,6 @@ fn join_ports<N: Rnic>(
 const CATCH_UP_EVERY: Duration = Duration::from_millis(1);
 /// At the latest after this time we look whether our threads are alive.
 const LIFE_SIGN: Duration = Duration::from_secs(1);
-/// How long a stop waits for queue pairs to be given up.
-const FAREWELL: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests;

@@ -66,6 +66,12 @@ impl Policies {
         }
     }
 
+    /// Readable when a policy has changed since it was last asked; none where the kernel does not
+    /// say.
+    pub fn descriptor(&self) -> Option<&OwnedFd> {
+        self.changes.as_ref()
+    }
+
     /// Whether packets of a TCP connection are to be protected on their way from `local` to `peer`,
     /// by the policies of now: each answer costs a system call that looks for changes.
     ///

@@ -42,6 +42,8 @@ pub struct Listener {
     pub refused: u64,
     /// Connections now, and those that may not come in.
     pub admission: Admission,
+    /// SMC-R connections that it has kept, for other streams or until they are closed.
+    pub kept: u32,
     /// How fast its connections may carry bytes, whichever poller has them.
     pub allowance: Arc<Allowance>,
     /// How long connections took that are over.
@@ -140,6 +142,7 @@ impl Listener {
             accepted: 0,
             refused: 0,
             admission: Admission::default(),
+            kept: 0,
             allowance,
             durations: ByTransport::default(),
             common,
@@ -170,7 +173,8 @@ impl Listener {
 
     /// Whether nobody needs its number any more.
     pub fn is_gone(&self) -> bool {
-        self.retired && self.admission.active() == 0 && self.admission.waiting.is_empty()
+        let has_none = self.admission.active() == 0 && self.admission.waiting.is_empty();
+        self.retired && has_none && self.kept == 0
     }
 
     /// The next connection that waits to be accepted.

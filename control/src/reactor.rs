@@ -30,6 +30,8 @@ pub enum Token {
     Waker,
     /// Something about the network devices changed.
     Network,
+    /// Policies of IPsec changed.
+    Policies,
     /// An RNIC has something to say.
     Rnic,
 }
@@ -140,6 +142,7 @@ fn pack(token: Token) -> u64 {
         Token::Check(key) => (7, key),
         Token::Door => (8, Key { index: 0, generation: 0 }),
         Token::Program(key) => (9, key),
+        Token::Policies => (10, Key { index: 0, generation: 0 }),
     };
     kind << KIND_SHIFT
         | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -161,6 +164,7 @@ fn unpack(data: u64) -> Token {
         7 => Token::Check(key),
         8 => Token::Door,
         9 => Token::Program(key),
+        10 => Token::Policies,
         _ => Token::Waker,
     }
 }
@@ -176,7 +180,7 @@ mod tests {
         let (application, peer) = (Token::Application(key), Token::Peer(key));
         let introduction = Token::Introduction(key);
         let others = [Token::Check(key), Token::Waker, Token::Network, Token::Rnic];
-        let others = others.into_iter().chain([Token::Door, Token::Program(key)]);
+        let others = others.into_iter().chain([Token::Door, Token::Program(key), Token::Policies]);
         for token in [listener, application, peer, introduction].into_iter().chain(others) {
             assert_eq!(unpack(pack(token)), token);
         }

@@ -33,7 +33,7 @@ mod shared;
 mod state;
 mod waiting;
 
-pub use effect::{Closed, Counts, Effect, Limit, Stage, Why};
+pub use effect::{Closed, Counts, Effect, Limit, Stage, Told, Why};
 pub use endpoint::Endpoint;
 pub use facts::{Arrival, Settings, Side, Surroundings, Terms};
 

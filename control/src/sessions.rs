@@ -1,5 +1,7 @@
 //! Every connection the control thread knows, from accept to close.
 
+mod kept;
+
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -16,6 +18,7 @@ use crate::groups::{GroupId, PortId};
 use crate::slab::{Key, Slab};
 use crate::stats::{Process, Transport};
 use crate::termination::Termination;
+pub use kept::{Beside, Follows, Kept, Next, Over};
 
 /// A connection on its way through this process.
 pub enum Session {
@@ -23,6 +26,8 @@ pub enum Session {
     Negotiating(Negotiating),
     /// A poller relays it.
     Open(Open),
+    /// It is over, and its SMC-R connection is kept for the next one.
+    Kept(Kept),
 }
 
 impl Session {
@@ -30,7 +35,7 @@ impl Session {
     pub fn is_on(&self, port: PortId) -> bool {
         match self {
             Self::Open(Open { transport: Carried::Tcp { port: other, .. }, .. }) => *other == port,
-            Self::Open(_) | Self::Negotiating(_) => false,
+            Self::Open(_) | Self::Negotiating(_) | Self::Kept(_) => false,
         }
     }
 }
@@ -69,9 +74,39 @@ pub struct Negotiating {
     pub hears: bool,
     /// The local program that has it by the preload library.
     pub process: Option<Box<Process>>,
+    /// It is another stream of this connection; `accepted` stands idle beside that.
+    pub follows: Option<Follows>,
 }
 
 impl Negotiating {
+    /// A connection from `source` to `target` that came to a listener, which accepts `accepts`, and
+    /// for which nothing was done yet.
+    pub fn new(
+        now: Instant,
+        (listener, accepts): (u16, Protocol),
+        (source, target): (SocketAddr, SocketAddr),
+        accepted: OwnedFd,
+    ) -> Self {
+        Self {
+            listener,
+            standing: Standing::Within,
+            accepts,
+            source,
+            came: now,
+            accepted,
+            target,
+            tried: Vec::new(),
+            wanted: None,
+            local: None,
+            offered: None,
+            upstream: None,
+            connected: false,
+            hears: false,
+            process: None,
+            follows: None,
+        }
+    }
+
     /// The socket towards the SMC-R peer, or towards what turned out to be none; at a client, once
     /// there is one.
     pub fn peer(&self) -> Option<&OwnedFd> {
@@ -124,8 +159,14 @@ pub struct Open {
     pub half_closed: Option<Instant>,
     /// It has lasted for too long, and is being reset.
     pub expired: bool,
+    /// The peer has begun the next stream of its connection, and we have yet to hear of its end.
+    pub called: bool,
+    /// Which round its connection is of; see [`Sessions::round`].
+    pub round: u32,
     /// How it travels.
     pub transport: Carried,
+    /// The TCP connection that stands idle beside SMC-R.
+    pub beside: Option<Beside>,
     /// The local program that has it by the preload library.
     pub process: Option<Box<Process>>,
 }
@@ -133,15 +174,10 @@ pub struct Open {
 /// How an open connection travels.
 #[derive(Debug)]
 pub enum Carried {
-    /// Over SMC-R, in this group. The TCP connection of the rendezvous stands idle beside it.
+    /// Over SMC-R.
     Smc {
-        /// The group.
+        /// In this group.
         group: GroupId,
-        /// The TCP connection. Its kernel answers keepalive probes, and nobody reads it.
-        // RFC 7609 4.5.3 #8: acknowledge TCP keepalive probes
-        tcp: OwnedFd,
-        /// The peer has ended its direction of it.
-        ended: bool,
     },
     /// Over TCP.
     Tcp {
@@ -167,6 +203,9 @@ pub struct Sessions {
     table: Slab<Session>,
     /// How many of them are open, over SMC-R and over TCP.
     open: [usize; 2],
+    /// How often the configuration, or what there is of RNICs, has changed: a connection that is
+    /// older carries no other stream.
+    pub round: u32,
     /// Which session has which slot.
     by_slot: Box<[Option<Key>]>,
     /// SMC-R connections whose TCP connection has ended, and when, oldest first; their peer may be
@@ -177,7 +216,7 @@ pub struct Sessions {
 impl Default for Sessions {
     fn default() -> Self {
         let by_slot = vec![None; CONNECTIONS_MAX].into();
-        Self { table: Slab::default(), open: [0; 2], by_slot, suspects: VecDeque::new() }
+        Self { table: Slab::default(), open: [0; 2], round: 0, by_slot, suspects: VecDeque::new() }
     }
 }
 
@@ -216,7 +255,7 @@ impl Sessions {
     pub fn negotiating_mut(&mut self, key: Key) -> Option<&mut Negotiating> {
         match self.table.at_mut(key)? {
             Session::Negotiating(negotiating) => Some(negotiating),
-            Session::Open(_) => None,
+            Session::Open(_) | Session::Kept(_) => None,
         }
     }
 
@@ -225,6 +264,7 @@ impl Sessions {
         match self.table.at(key)? {
             Session::Negotiating(one) => one.process.as_deref(),
             Session::Open(open) => open.process.as_deref(),
+            Session::Kept(_) => None,
         }
     }
 
@@ -241,7 +281,8 @@ impl Sessions {
     }
 
     /// The rendezvous is over: a poller relays the connection from now on. `how` takes the sockets
-    /// towards the application and the peer, and says how the connection travels.
+    /// towards the application and the peer, and says how the connection travels, and what stands
+    /// beside it.
     ///
     /// # Panics
     ///
@@ -251,16 +292,20 @@ impl Sessions {
         now: Instant,
         key: Key,
         connection: ConnectionId,
-        how: impl FnOnce(OwnedFd, OwnedFd) -> Carried,
+        how: impl FnOnce(OwnedFd, OwnedFd) -> (Carried, Option<Beside>),
     ) {
+        let round = self.round;
         self.table.replace(key, |session| {
             let Session::Negotiating(mut negotiating) = session else {
                 panic!("a rendezvous ends once");
             };
             let process = negotiating.process.take();
+            let round = negotiating.follows.map_or(round, |follows| follows.round);
             let Negotiating { listener, standing, accepts, source, target, .. } = negotiating;
-            let (original, came) = (negotiating.wanted, negotiating.came);
+            let (original, came, local) = (negotiating.wanted, negotiating.came, negotiating.local);
             let (app, peer) = negotiating.into_ends();
+            let (transport, mut beside) = how(app, peer);
+            beside.iter_mut().for_each(|beside| beside.local = local);
             Session::Open(Open {
                 listener,
                 standing,
@@ -275,7 +320,10 @@ impl Sessions {
                 moved: (0, now),
                 half_closed: None,
                 expired: false,
-                transport: how(app, peer),
+                called: false,
+                round,
+                transport,
+                beside,
                 process,
             })
         });
@@ -290,14 +338,26 @@ impl Sessions {
     /// # Panics
     ///
     /// If no session has that slot.
-    pub fn closed(&mut self, connection: ConnectionId) -> (Key, Open) {
+    pub fn closed(&mut self, connection: ConnectionId) -> (Key, Over) {
         let key = self.by_slot[usize::from(connection.slot)].take();
         let key = key.expect("a poller closes what it was given");
-        let Some(Session::Open(open)) = self.table.remove(key) else {
-            panic!("a slot leads to an open session");
-        };
-        self.open[place(open.transport.name())] -= 1;
-        (key, open)
+        if let Some(follows) = self.negotiating_mut(key).and_then(|one| one.follows.as_mut()) {
+            follows.over = true;
+            return (key, Over::Following);
+        }
+        match self.table.remove(key) {
+            Some(Session::Open(open)) => {
+                self.open[place(open.transport.name())] -= 1;
+                (key, Over::Open(open))
+            }
+            Some(Session::Kept(kept)) => (key, Over::Kept(kept)),
+            Some(Session::Negotiating(_)) | None => panic!("a slot leads to an open session"),
+        }
+    }
+
+    /// The session that has this slot.
+    pub fn key_of(&self, connection: ConnectionId) -> Option<Key> {
+        self.by_slot[usize::from(connection.slot)]
     }
 
     /// The TCP connection beside an SMC-R connection has ended.
@@ -317,7 +377,9 @@ impl Sessions {
         };
         match self.table.at_mut(key) {
             Some(Session::Open(open)) => Some(open),
-            Some(Session::Negotiating(_)) | None => panic!("it was open just now"),
+            Some(Session::Negotiating(_) | Session::Kept(_)) | None => {
+                panic!("it was open just now")
+            }
         }
     }
 

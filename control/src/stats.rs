@@ -110,6 +110,9 @@ pub struct Totals {
     pub bytes_out: u64,
     /// CLC rendezvous that broke the protocol or timed out; a Decline is not one of them.
     pub handshakes_failed: u64,
+    /// Of `connections_smc`, those that needed no rendezvous, because an SMC-R connection was kept
+    /// for them.
+    pub streams_followed: u64,
     /// Connections that could have been SMC-R but for a limit of ours, and stayed TCP.
     pub refused_smc: u64,
     /// Connections that were closed at once, because a limit was reached or the upstream refused.
@@ -179,6 +182,8 @@ pub struct Active {
     pub waiting: u64,
     /// SMC-R connections that have ended, but whose TCP connection waits for the peer to end it.
     pub farewells: u64,
+    /// SMC-R connections that have carried a connection, and wait for another one.
+    pub kept: u64,
     /// Closed connections whose RMB elements wait until the peer is done with them too (RFC 4.4.2).
     pub parked: u64,
     /// Connections of local programs whose bytes go by shared memory.

@@ -428,6 +428,8 @@ pub(crate) struct Totals {
     pub(crate) connections_smc: u64,
     pub(crate) connections_tcp: u64,
     #[serde(default)]
+    pub(crate) streams_followed: u64,
+    #[serde(default)]
     pub(crate) connections_moved: u64,
     pub(crate) handshakes_failed: u64,
     #[serde(default)]
@@ -463,6 +465,8 @@ pub(crate) struct Active {
     pub(crate) farewells: u64,
     #[serde(default)]
     pub(crate) parked: u64,
+    #[serde(default)]
+    pub(crate) kept: u64,
 }
 
 /// What is said of an RNIC.

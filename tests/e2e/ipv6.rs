@@ -57,7 +57,7 @@ fn smoke_ipv6_capture_shows_smc_r() {
         host.ip(&["link", "set", "dev", host.device, "gso_max_segs", "1"]);
     }
     // Only version 1 sends prefixes.
-    let pair = pair(&hosts, "", "versions = [1, 2]");
+    let pair = pair(&hosts, "", "versions = [1, 2]\nkept_max = 0");
     let capture = Capture::start(&hosts.a, hosts.a.device, &hosts.logs);
     let listener = hosts.b.listen(NEAR);
     for seed in 0..2 {

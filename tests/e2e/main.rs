@@ -52,6 +52,7 @@ mod shm;
 mod silence;
 mod steady;
 mod stranger;
+mod streams;
 mod time_wait;
 mod top;
 mod transfer;

@@ -266,6 +266,7 @@ fn policy() -> PolicyV2 {
         max_connections: 255,
         max_links: 1,
         host_name: HostName::new("stranger"),
+        many_streams: false,
     }
 }
 

@@ -64,8 +64,10 @@ fn captured(test: &str, smc: &str, version: u8) -> String {
         // Captures then show packets as a cable would carry them, not trains of packets.
         host.ip(&["link", "set", "dev", host.device, "gso_max_segs", "1"]);
     }
-    let near = Pair::client_side(&hosts, &[PORT]).smc(smc);
-    let far = Pair::server_side(&hosts, &[PORT]).smc(smc);
+    // Each connection has its own rendezvous.
+    let smc = format!("{smc}\nkept_max = 0");
+    let near = Pair::client_side(&hosts, &[PORT]).smc(&smc);
+    let far = Pair::server_side(&hosts, &[PORT]).smc(&smc);
     let pair = Pair::start_these(&hosts, near, far);
     let capture = Capture::start(&hosts.a, hosts.a.device, &hosts.logs);
     let listener = hosts.b.listen(local(PORT));

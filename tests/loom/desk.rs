@@ -69,7 +69,7 @@ impl Desk {
                 self.taken_in += std::mem::take(&mut self.parked);
             }
             Some(Letter::Deliver { .. }) => self.hear(),
-            Some(Letter::Abort { .. }) => panic!("nobody says that"),
+            Some(Letter::Abort { .. } | Letter::CloseKept { .. }) => panic!("nobody says that"),
         }
         true
     }

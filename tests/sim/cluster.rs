@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use smcr_engine::streams::Streams;
 use smcr_engine::{ConnectionId, Established, GroupId, LinkId};
-use smcr_proto::{Instant, Qpn};
+use smcr_proto::{Instant, Qpn, connection};
 use smcr_rnic::Opening;
 use smcr_rnic::sim::{Network, Odds};
 
@@ -66,6 +66,10 @@ pub(crate) struct Pair {
     pub(crate) ids: [Option<ConnectionId>; 2],
     /// Which link it uses, if it uses one.
     pub(crate) link: Option<LinkId>,
+    /// How many streams its connection has carried before.
+    pub(crate) turn: u32,
+    /// Its connection was over when it came.
+    pub(crate) refused: bool,
 }
 
 /// A link, from outside.
@@ -84,6 +88,10 @@ pub(crate) struct Cluster {
     links: Vec<Wire>,
     /// Rendezvous that have not ended at this host, of this pair.
     held: BTreeMap<(usize, usize), Established<Stream>>,
+    /// Whether connections may carry one stream after another.
+    pub(crate) many_streams: bool,
+    /// Sockets of streams that the client's host has begun, by the connection at the other host.
+    coming: BTreeMap<ConnectionId, (usize, Stream)>,
     now: Instant,
     sizes: Sizes,
     /// Since time last passed.
@@ -100,6 +108,8 @@ impl Cluster {
             pairs: Vec::new(),
             links: Vec::new(),
             held: BTreeMap::new(),
+            many_streams: false,
+            coming: BTreeMap::new(),
             now: Instant(1),
             sizes,
             steps: 0,
@@ -199,7 +209,13 @@ impl Cluster {
         for (host, (element, (near, peer))) in
             [client, server].into_iter().zip(streams.into_iter().zip(peers)).enumerate()
         {
-            let smc = Established::Smc { near, link, group: GroupId(1), rmbe: element.rmbe, peer };
+            let streams = match (self.many_streams, host) {
+                (false, _) => connection::Streams::One,
+                (true, 0) => connection::Streams::Begins,
+                (true, _) => connection::Streams::Follows,
+            };
+            let (group, rmbe) = (GroupId(1), element.rmbe);
+            let smc = Established::Smc { near, link, group, rmbe, peer, streams };
             self.held.insert((host, number), smc);
         }
         self.establish(early, number);
@@ -222,6 +238,60 @@ impl Cluster {
             Established::Smc { .. } | Established::Tcp { .. } => host.relay(id, established),
         }
         true
+    }
+
+    /// A stream on a connection that has carried others, if there is one.
+    pub(crate) fn connect_next(&mut self) -> Option<usize> {
+        let client = self.hosts[0].kept.pop_first()?;
+        let of_it = self.pairs.iter().rposition(|pair| pair.ids[0] == Some(client));
+        let Pair { ids, link, turn, .. } = self.pairs[of_it.expect("it was connected")];
+        let server = ids[1].expect("it had a stream at both hosts");
+        let [near, far] = self.add_pair(ids, link);
+        let number = self.pairs.len() - 1;
+        self.pairs[number].turn = turn + 1;
+        let before = self.coming.insert(server, (number, far));
+        assert!(before.is_none(), "one at a time");
+        self.hosts[0].give_stream(client, near);
+        Some(number)
+    }
+
+    /// No other stream shall follow on a connection that has carried one; as the host of this side
+    /// says.
+    pub(crate) fn close_kept(&mut self, side: Side) {
+        let host = &mut self.hosts[side.index()];
+        let kept: Vec<_> = host.kept.iter().copied().collect();
+        host.close_kept(&kept);
+    }
+
+    /// Does for streams what control threads do.
+    fn give_streams(&mut self) {
+        let [client, server] = &mut self.hosts;
+        for connection in std::mem::take(&mut server.begun) {
+            let (_, far) = self.coming.remove(&connection).expect("somebody has begun it");
+            server.give_stream(connection, far);
+        }
+        // What never came to the server's host never will, if its connection is over.
+        let over = |host: &Host, id: ConnectionId| host.closed.contains_key(&id);
+        self.coming.retain(|connection, (number, far)| {
+            let ends = over(server, *connection);
+            if ends {
+                server.sockets.reset_on_close(far);
+                self.pairs[*number].ids[1] = None;
+            }
+            !ends
+        });
+        for (side, host) in [client, server].into_iter().enumerate() {
+            for (connection, near, moved) in std::mem::take(&mut host.refused) {
+                if moved {
+                    host.give_stream(connection, near);
+                    continue;
+                }
+                host.sockets.reset_on_close(&near);
+                let is_it = |pair: &Pair| pair.ids[side] == Some(connection);
+                let number = self.pairs.iter().rposition(is_it).expect("it is a stream of ours");
+                (self.pairs[number].ids[side], self.pairs[number].refused) = (None, true);
+            }
+        }
     }
 
     /// A connection that fell back, with what the rendezvous had read from either application.
@@ -252,7 +322,7 @@ impl Cluster {
             [(), ()].map(|()| tcp::connection(self.sizes.socket_bytes));
         let applications =
             [Application::new(client, seed, seed + 1), Application::new(server, seed + 1, seed)];
-        self.pairs.push(Pair { applications, ids, link });
+        self.pairs.push(Pair { applications, ids, link, turn: 0, refused: false });
         [near, far]
     }
 
@@ -268,8 +338,9 @@ impl Cluster {
 
     /// What the pollers reported about the end of a connection.
     pub(crate) fn closed(&self, number: usize) -> Vec<Closed> {
+        let turn = self.pairs[number].turn;
         let ids = self.pairs[number].ids.iter().zip(&self.hosts);
-        ids.filter_map(|(id, host)| host.closed.get(id.as_ref()?).copied()).collect()
+        ids.filter_map(|(id, host)| host.ends.get(&((*id)?, turn)).copied()).collect()
     }
 
     /// Whether every poller that had this connection reported its end.
@@ -288,6 +359,7 @@ impl Cluster {
         for host in &mut self.hosts {
             moved |= host.turn(self.now);
         }
+        self.give_streams();
         moved
     }
 
@@ -390,6 +462,7 @@ impl Cluster {
             let pair = &self.pairs[number];
             assert!(self.is_closed(number), "pair {number} is not closed: {pair:?}");
         }
+        assert!(self.coming.is_empty());
         self.hosts.iter().for_each(Host::assert_nothing_is_left);
     }
 }

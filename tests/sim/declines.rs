@@ -225,6 +225,7 @@ fn policy() -> PolicyV2 {
         max_connections: 255,
         max_links: 2,
         host_name: HostName::new("sim"),
+        many_streams: true,
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use smcr_engine::handoff::{Ending, PeerElement};
 use smcr_engine::{ConnectionId, Established, GroupId, LinkId};
 use smcr_memory::{Region, Rmb, SendPool};
-use smcr_proto::connection::{CLOSE_WAIT, Connection, ConnectionSetup};
+use smcr_proto::connection::{CLOSE_WAIT, Connection, ConnectionSetup, Streams};
 use smcr_proto::ring::{Ring, Span};
 use smcr_proto::wire::cdc::{Cdc, Cursor};
 use smcr_proto::wire::llc::{Llc, TestLink};
@@ -48,6 +48,11 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn new() -> Self {
+        Self::with_streams([Streams::One; 2])
+    }
+
+    /// What the gateway and the peer have agreed on.
+    pub(crate) fn with_streams(streams: [Streams; 2]) -> Self {
         let network = Network::new(1, QUIET);
         let mut host = Host::new(&network, 1, Sizes::USUAL);
         let gid = Gid::from_ipv4([10, 9, 0, 2]);
@@ -77,6 +82,7 @@ impl Stage {
             group: GroupId(1),
             rmbe: element.rmbe,
             peer,
+            streams: streams[0],
         };
         host.relay(far, established);
         let setup = ConnectionSetup {
@@ -84,6 +90,7 @@ impl Stage {
             element: ring,
             peer_element: element.described.ring,
             close_wait: CLOSE_WAIT,
+            streams: streams[1],
         };
         Self {
             network,

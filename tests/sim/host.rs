@@ -9,7 +9,7 @@ use std::sync::Arc;
 use smcr_engine::allowance::Allowance;
 use smcr_engine::counters::Counters;
 use smcr_engine::gauges::Gauges;
-use smcr_engine::handoff::{Activity, Ending, KeyChange, Owners, PeerElement};
+use smcr_engine::handoff::{Activity, Ending, KeyChange, Owners, PeerElement, Tally};
 use smcr_engine::limits::{COMMANDS_MAX, LETTERS_MAX, SEND_CHUNK_BYTES};
 use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_engine::poller::{CommandOf, Ends};
@@ -97,6 +97,16 @@ pub(crate) struct Host {
     /// Of the first poller.
     pub(crate) counters: Arc<Counters>,
     pub(crate) closed: BTreeMap<ConnectionId, Closed>,
+    /// How streams ended, by their number on the connection.
+    pub(crate) ends: BTreeMap<(ConnectionId, u32), Closed>,
+    /// How many streams of a connection have ended in good order.
+    pub(crate) ended: BTreeMap<ConnectionId, u32>,
+    /// Connections that have no stream now.
+    pub(crate) kept: BTreeSet<ConnectionId>,
+    /// Those on which the peer has begun one.
+    pub(crate) begun: Vec<ConnectionId>,
+    /// Streams that came too late; and whether it is worth to try again.
+    pub(crate) refused: Vec<(ConnectionId, Stream, bool)>,
     pub(crate) llc: Vec<(LinkId, LlcBytes)>,
     pub(crate) broken: BTreeSet<LinkId>,
     pub(crate) vacated: BTreeSet<LinkId>,
@@ -162,6 +172,11 @@ impl Host {
             sockets: places[0].sockets.clone(),
             counters: Arc::clone(&places[0].counters),
             closed: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            kept: BTreeSet::new(),
+            begun: Vec::new(),
+            refused: Vec::new(),
             llc: Vec::new(),
             broken: BTreeSet::new(),
             vacated: BTreeSet::new(),
@@ -421,13 +436,51 @@ impl Host {
                 self.moved.insert(connection, link);
             }
             Report::LinkRetired { link } => assert!(self.retired.insert(link)),
-            Report::Closed { connection, ending, tally, rmbe, streams, .. } => {
+            Report::StreamEnded { connection, tally, near } => {
+                drop(near);
+                self.stream_ended(connection, Ending::Graceful, &tally);
+                assert!(self.kept.insert(connection), "it had a stream");
+            }
+            Report::StreamBegun { connection } => {
+                assert!(self.kept.remove(&connection), "it had none");
+                self.begun.push(connection);
+            }
+            Report::StreamRefused { connection, near, moved } => {
+                self.refused.push((connection, near, moved));
+            }
+            Report::Closed { connection, ending, tally, rmbe, streams, kept, .. } => {
                 drop(streams);
+                self.kept.remove(&connection);
+                if !kept {
+                    self.stream_ended(connection, ending, &tally);
+                }
                 let closed =
                     Closed { ending, bytes_in: tally.bytes_in, bytes_out: tally.bytes_out };
                 assert_eq!(self.closed.insert(connection, closed), None, "closed twice");
                 self.give_back(connection, rmbe);
             }
+        }
+    }
+
+    fn stream_ended(&mut self, connection: ConnectionId, ending: Ending, tally: &Tally) {
+        let number = self.ended.entry(connection).or_default();
+        let end = Closed { ending, bytes_in: tally.bytes_in, bytes_out: tally.bytes_out };
+        assert_eq!(self.ends.insert((connection, *number), end), None, "ended twice");
+        *number += 1;
+    }
+
+    /// Gives a connection its next stream, if it is not over.
+    pub(crate) fn give_stream(&mut self, connection: ConnectionId, near: Stream) {
+        let place = self.owners.of(connection).map_or(0, |owner| owner.poller.into());
+        let allowance = self.allowance.clone();
+        self.command_to(place, Command::NextStream { connection, near, allowance });
+    }
+
+    /// No other stream shall follow on these connections.
+    pub(crate) fn close_kept(&mut self, connections: &[ConnectionId]) {
+        for connection in connections.iter().copied() {
+            let place = self.owners.of(connection).map_or(0, |owner| owner.poller.into());
+            self.command_to(place, Command::CloseKept { connection });
         }
     }
 

@@ -67,6 +67,8 @@ impl Stranger {
             urgent_pending: often(),
             urgent_present: often(),
             writer_blocked: often(),
+            odd_stream: often(),
+            keeps: often(),
             ..Cdc::default()
         };
         let link = self.links[self.dice.index(self.links.len())];

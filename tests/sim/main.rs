@@ -21,6 +21,7 @@ mod hostile;
 mod paced;
 mod rendezvous;
 mod rogue;
+mod streams;
 mod swarm;
 mod tcp;
 mod transfer;

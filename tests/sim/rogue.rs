@@ -248,6 +248,8 @@ impl Rogue {
             urgent_pending: often(),
             urgent_present: often(),
             writer_blocked: often(),
+            odd_stream: often(),
+            keeps: often(),
             ..Cdc::default()
         };
         self.send(qp, cdc.encode(), OF_CDC);

@@ -52,6 +52,9 @@ struct Seen {
     lost: usize,
     bytes: u64,
     urgent: u64,
+    /// Streams that followed others on a connection, and those that came too late for one.
+    followed: usize,
+    refused: usize,
     /// Memory that dormant connections gave back.
     given_back: u64,
     /// Waits for the peer, the pool, the send queue and the socket, early messages, late reports.
@@ -65,6 +68,8 @@ impl Seen {
         self.lost += one.lost;
         self.bytes += one.bytes;
         self.urgent += one.urgent;
+        self.followed += one.followed;
+        self.refused += one.refused;
         self.given_back += one.given_back;
         for (sum, wait) in self.waits.iter_mut().zip(one.waits) {
             *sum += wait;
@@ -72,6 +77,8 @@ impl Seen {
     }
 
     fn count(&mut self, cluster: &Cluster) {
+        self.followed += cluster.pairs.iter().filter(|pair| pair.turn > 0).count();
+        self.refused += cluster.pairs.iter().filter(|pair| pair.refused).count();
         for host in &cluster.hosts {
             let ends = |ending| host.closed.values().filter(|end| end.ending == ending).count();
             self.graceful += ends(Ending::Graceful);
@@ -100,6 +107,8 @@ impl Seen {
         common
             && self.bytes > 10 << 20
             && self.urgent > 100
+            && self.followed > 100
+            && self.refused > 0
             && self.given_back > 1 << 20
             && self.waits.iter().all(|wait| *wait > 0)
     }
@@ -120,7 +129,8 @@ impl Swarm {
             ..Sizes::USUAL
         };
         let trouble = [Chance::NEVER, Chance::percent(1), Chance::percent(5)][dice.index(3)];
-        let cluster = Cluster::new(seed, odds, sizes);
+        let mut cluster = Cluster::new(seed, odds, sizes);
+        cluster.many_streams = dice.roll(Chance::percent(50));
         Self { cluster, dice, aborted: BTreeSet::new(), trouble }
     }
 
@@ -149,6 +159,9 @@ impl Swarm {
             let number = self.dice.index(self.cluster.pairs.len());
             let side = self.side();
             self.act_on(side, number);
+            if self.cluster.many_streams && self.dice.roll(Chance::percent(10)) {
+                self.finish(number);
+            }
         }
         if self.dice.roll(self.trouble) {
             self.make_trouble();
@@ -179,6 +192,9 @@ impl Swarm {
             if self.cluster.host(Client).has_slot() {
                 self.cluster.connect(Transport::Tcp);
             }
+            return;
+        }
+        if self.dice.roll(Chance::percent(70)) && self.cluster.connect_next().is_some() {
             return;
         }
         let early = self.side();
@@ -213,8 +229,26 @@ impl Swarm {
         }
     }
 
+    /// A short conversation: both say a little more, and no more than that.
+    fn finish(&mut self, number: usize) {
+        for side in Side::BOTH {
+            self.cluster.establish(side, number);
+            let len = self.dice.index(2 * KIB);
+            let application = self.cluster.application(side, number);
+            if !application.is_gone() && !application.will_finish() {
+                application.write(len);
+                application.finish();
+            }
+            application.wake();
+        }
+    }
+
     fn make_trouble(&mut self) {
-        match self.dice.below(4) {
+        match self.dice.below(5) {
+            4 => {
+                let side = self.side();
+                self.cluster.close_kept(side);
+            }
             0 => self.cluster.break_link(),
             1 => {
                 let side = self.side();
@@ -225,7 +259,10 @@ impl Swarm {
                 let number = self.dice.index(self.cluster.pairs.len());
                 if let Some(connection) = self.cluster.pairs[number].ids[0] {
                     self.cluster.host(Client).command(Command::Abort { connection });
-                    self.aborted.insert(number);
+                    // Whichever stream it has by then.
+                    let pairs = self.cluster.pairs.iter().enumerate();
+                    let of_it = pairs.filter(|(_, pair)| pair.ids[0] == Some(connection));
+                    self.aborted.extend(of_it.map(|(number, _)| number));
                 }
             }
             _ => {
@@ -246,6 +283,9 @@ impl Swarm {
                 application.finish();
             }
         }
+        self.cluster.run_until_quiet();
+        let side = self.side();
+        self.cluster.close_kept(side);
         // Longer than a peer that does not answer a close is waited for.
         self.cluster.run_for(Duration::from_secs(70));
     }
@@ -257,7 +297,10 @@ impl Swarm {
             let pair = &self.cluster.pairs[number];
             let [client, server] = &pair.applications;
             let gone = client.is_gone() || server.is_gone();
-            let excused = gone || self.aborted.contains(&number) || self.cluster.lost_link(number);
+            let excused = gone
+                || pair.refused
+                || self.aborted.contains(&number)
+                || self.cluster.lost_link(number);
             let well = closed.iter().all(|end| end.ending == Ending::Graceful);
             assert!(well || excused, "pair {number}: {closed:?}");
             for (writer, reader) in [(client, server), (server, client)] {

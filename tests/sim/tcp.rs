@@ -47,6 +47,8 @@ struct Tcp {
     /// The application's end breaks when the poller's end has read all of it.
     breaks_when_read: bool,
     reset_on_close: bool,
+    /// The poller's end is closed: epoll knows nothing of it any more.
+    closed: bool,
     /// Something happened that epoll has not told yet.
     edge: bool,
     /// A write found less room than it wanted.
@@ -333,6 +335,7 @@ impl Drop for Stream {
         let unread = !tcp.inbound.bytes.is_empty();
         tcp.reset |= tcp.reset_on_close || unread;
         tcp.outbound.finished = true;
+        tcp.closed = true;
     }
 }
 
@@ -400,7 +403,8 @@ impl Streams for Sockets {
     fn poll(&mut self, events: &mut Vec<Event>) -> Signs {
         let mut watched = lock(&self.0);
         events.append(&mut watched.late);
-        watched.sockets.retain(|(_, socket)| socket.strong_count() > 0);
+        let is_open = |tcp: &Weak<Mutex<Tcp>>| tcp.upgrade().is_some_and(|tcp| !lock(&tcp).closed);
+        watched.sockets.retain(|(_, socket)| is_open(socket));
         for (key, socket) in &watched.sockets {
             if events.len() == EVENTS_PER_TURN_MAX {
                 break;

@@ -92,7 +92,7 @@ fn a_late_event_does_not_reach_the_next_user_of_a_slot() {
     assert_eq!(cluster.pairs[second].ids[0].unwrap().slot, id.slot);
     cluster.run_until_quiet();
     let before = cluster.host(Client).sockets.system_calls();
-    let key = Key { slot: id.slot, generation: id.generation, far: false };
+    let key = Key { slot: id.slot, generation: id.generation, far: false, turn: 0 };
     let socket = Event {
         key,
         readable: true,

@@ -168,6 +168,10 @@ impl Snapshot {
         let help =
             "TCP connections whose SMC-R connection has ended, and which the peer ends first.";
         page.gauge("connections_farewells", help, None, plain(active.farewells))?;
+        let help = "SMC-R connections that are kept for other connections to the same address.";
+        page.gauge("connections_kept", help, None, plain(active.kept))?;
+        let help = "Connections that needed no rendezvous, because one was kept.";
+        page.counter("streams_followed", help, None, plain(totals.streams_followed))?;
         let help = "TCP connections beside SMC-R that the peer did not end in time.";
         page.counter("tcp_cut_short", help, None, plain(totals.tcp_cut_short))?;
         let help = "Closed connections whose RMB element the peer still holds.";

@@ -139,6 +139,8 @@ fn smc(smc: &Smc) -> Value {
         "test_link_timeout": duration(smc.test_link_timeout),
         "idle_group_server": duration(smc.idle_group_server),
         "idle_group_client": duration(smc.idle_group_client),
+        "kept_max": smc.kept_max,
+        "kept_for": duration(smc.kept_for),
         "tcp_keepalive": keepalive(&smc.tcp_keepalive),
     });
     if let Versions::Listed { v1, v2 } = smc.versions {

@@ -43,6 +43,11 @@ pub struct Smc {
     pub idle_group_server: Duration,
     /// The same where we are the client; longer, so that the server's side goes first.
     pub idle_group_client: Duration,
+    /// How many connections over SMC-R that are over are kept, so that the next ones to the same
+    /// address need no rendezvous; zero: none.
+    pub kept_max: usize,
+    /// How long one is kept at most without being needed.
+    pub kept_for: Duration,
     /// Keepalive of the TCP connections that stand idle beside SMC-R, and of those that fell back.
     pub tcp_keepalive: TcpKeepalive,
 }
@@ -97,6 +102,8 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
         test_link_timeout: table.duration("test_link_timeout", Duration::from_secs(2))?,
         idle_group_server: table.duration("idle_group_server", Duration::from_secs(600))?,
         idle_group_client: table.duration("idle_group_client", Duration::from_secs(610))?,
+        kept_max: table.count("kept_max", 0..KEPT_MOST, 256)? as usize,
+        kept_for: table.duration("kept_for", Duration::from_secs(2))?,
         tcp_keepalive: TcpKeepalive::read(&mut table)?,
     };
     table.finish()?;
@@ -123,6 +130,8 @@ pub(super) fn rmbe_size(
 /// Default size of an RMBE. A stream stalls for a round trip per element, so it moves half again as
 /// fast as through 64 KiB; an element costs memory only as far as its connection ever filled it.
 const RMBE_SIZE: u32 = 262_144;
+/// Not all that there can be, or there would be no room for others.
+const KEPT_MOST: u32 = 4_097;
 /// A rendezvous that goes well takes less, also on a busy host.
 const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).

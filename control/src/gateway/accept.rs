@@ -18,7 +18,7 @@ use crate::network::Network;
 use crate::proxy_header;
 use crate::reactor::Token;
 use crate::rendezvous::{Arrival, Surroundings};
-use crate::sessions::Negotiating;
+use crate::sessions::{Negotiating, Next};
 use crate::slab::Key;
 use crate::smc_option::OptionSource;
 use crate::termination::Termination;
@@ -95,7 +95,7 @@ impl<N: Rnic> Gateway<N> {
         caller: Caller,
         standing: Standing,
     ) -> bool {
-        let target = self.target_of(now, index, &caller);
+        let target = self.target_of(now, index, &caller.accepted, caller.source);
         let Caller { accepted, from, source, wanted } = caller;
         let listener = &mut self.listeners[usize::from(index)];
         let target = match target {
@@ -120,39 +120,22 @@ impl<N: Rnic> Gateway<N> {
             Standing::Within => self.speeds.choose(now, listener, target),
             Standing::Over => Some(Diagnosis::OVER_LIMIT),
         };
-        let mut arrival = Arrival {
-            listener: index,
-            source,
-            upstream: target.ip(),
-            offered: false,
-            port: None,
-            dialled: false,
-            stays,
-        };
+        if stays.is_none()
+            && let Some(kept) = self.kept_to(now, index, target)
+        {
+            self.go_on(now, kept, accepted, Next { standing, source, original: wanted });
+            return true;
+        }
+        let mut arrival = Arrival { stays, ..Arrival::new(index, source, target.ip()) };
         let mut local = None;
         if accepts == Protocol::Smc {
             local = local_address(&accepted);
             arrival.offered = self.option.peer_offered(&accepted, source);
             arrival.port = local.and_then(|local| self.network.port_for(local.ip()));
         }
-        let negotiating = Negotiating {
-            listener: index,
-            standing,
-            accepts,
-            source,
-            target,
-            tried: Vec::new(),
-            wanted,
-            came: now,
-            accepted,
-            local,
-            offered: None,
-            upstream: None,
-            connected: false,
-            hears: false,
-            process: None,
-        };
-        let key = self.sessions.insert(negotiating);
+        let ends = (source, target);
+        let one = Negotiating::new(now, (index, accepts), ends, accepted);
+        let key = self.sessions.insert(Negotiating { standing, wanted, local, ..one });
         self.endpoint.arrived(now, key, arrival);
         self.settle(now);
         self.sessions.negotiating_mut(key).is_none_or(|one| one.upstream.is_some())
@@ -167,23 +150,43 @@ impl<N: Rnic> Gateway<N> {
         &mut self,
         now: Instant,
         index: u16,
-        caller: &Caller,
+        accepted: &OwnedFd,
+        source: SocketAddr,
     ) -> Result<SocketAddr, (&'static str, Termination)> {
-        let Caller { accepted, source, .. } = caller;
-        let listener = &mut self.listeners[usize::from(index)];
-        let target = match (&listener.config.intercept, listener.pool.is_original_dst()) {
-            (Some(intercept), true) => {
-                let (own, way) = ((index, &listener.config), intercept.way);
-                let original = self.interception.original_of(own, way, accepted);
-                original.ok_or((NOT_INTERCEPTED, Termination::NotIntercepted))?
-            }
-            (_, _) => {
-                let chosen = listener.pool.choose(now, source.ip(), &[]);
-                chosen.map_err(|why| (why.name(), why.into()))?
-            }
+        let listener = &self.listeners[usize::from(index)];
+        let (Some(intercept), true) = (&listener.config.intercept, listener.pool.is_original_dst())
+        else {
+            return self.chosen(now, index, source);
         };
+        let own = (index, &listener.config);
+        let original = self.interception.original_of(own, intercept.way, accepted);
+        self.not_back(index, original.ok_or((NOT_INTERCEPTED, Termination::NotIntercepted))?)
+    }
+
+    /// Where a connection of `source` goes if nobody but the operator has a say in it.
+    ///
+    /// # Errors
+    ///
+    /// Why it goes nowhere.
+    pub(super) fn chosen(
+        &mut self,
+        now: Instant,
+        index: u16,
+        source: SocketAddr,
+    ) -> Result<SocketAddr, (&'static str, Termination)> {
+        let chosen = self.listeners[usize::from(index)].pool.choose(now, source.ip(), &[]);
+        self.not_back(index, chosen.map_err(|why| (why.name(), why.into()))?)
+    }
+
+    /// Refuses a target that leads back to the listener.
+    fn not_back(
+        &self,
+        index: u16,
+        target: SocketAddr,
+    ) -> Result<SocketAddr, (&'static str, Termination)> {
+        let bind = self.listeners[usize::from(index)].config.bind;
         // What names mean, and the addresses of this host, may change.
-        match comes_back(listener.config.bind, target, |address| self.network.is_here(address)) {
+        match comes_back(bind, target, |address| self.network.is_here(address)) {
             false => Ok(target),
             true => Err((COMES_BACK, Termination::NoUpstream)),
         }

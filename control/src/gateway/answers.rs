@@ -72,6 +72,7 @@ impl<N: Rnic> Gateway<N> {
 
     fn operate(&mut self, now: Instant, operation: Operation) -> Outcome {
         tracing::info!(?operation, "operator command");
+        self.renew_kept();
         let groups = self.endpoint.groups_mut();
         match operation {
             Operation::LinkDelete { link, orderly } => {
@@ -146,6 +147,7 @@ impl<N: Rnic> Gateway<N> {
             bytes_in: sum(|counters| counters.bytes_in.get()),
             bytes_out: sum(|counters| counters.bytes_out.get()),
             handshakes_failed: rendezvous.handshakes_failed,
+            streams_followed: rendezvous.streams_followed,
             refused_smc: self.fallen_back(Diagnosis::OUT_OF_MEMORY)
                 + self.fallen_back(Diagnosis::TOO_BUSY),
             links_failed_over: counts.links_failed_over,
@@ -186,6 +188,7 @@ impl<N: Rnic> Gateway<N> {
             connecting: self.endpoint.len() as u64 - waiting,
             waiting,
             farewells: self.farewells.len() as u64,
+            kept: self.streams.len() as u64,
             rings: self.local.as_ref().map_or(0, |local| local.rings().0 as u64),
             shortcuts: self.local.as_ref().map_or(0, |local| local.shortcuts().0 as u64),
             link_groups: groups.iter().count() as u64,
@@ -252,7 +255,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn connections(&self, now: Instant) -> Vec<Connection> {
-        let rows = self.sessions.iter().map(|(key, session)| {
+        let rows = self.sessions.iter().filter_map(|(key, session)| {
             let id = u64::from(key.generation) << 32 | u64::from(key.index);
             match session {
                 Session::Negotiating(one) => {
@@ -260,9 +263,10 @@ impl<N: Rnic> Gateway<N> {
                         Stage::Waiting => "waiting",
                         Stage::Connecting => "connecting",
                     };
-                    self.early_row(id, one.listener, [one.source, one.target], state)
+                    Some(self.early_row(id, one.listener, [one.source, one.target], state))
                 }
-                Session::Open(open) => self.open_row(now, (id, key), open),
+                Session::Open(open) => Some(self.open_row(now, (id, key), open)),
+                Session::Kept(_) => None,
             }
         });
         rows.collect()

@@ -144,7 +144,7 @@ impl<N: Rnic> Gateway<N> {
                 let reading = reading(endpoint.groups(), open);
                 watched.look(now, [reading.bytes_in, reading.bytes_out], comparisons)
             }
-            Some(Session::Negotiating(_)) | None => false,
+            Some(Session::Negotiating(_) | Session::Kept(_)) | None => false,
         });
     }
 }

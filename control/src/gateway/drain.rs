@@ -44,6 +44,7 @@ impl<N: Rnic> Gateway<N> {
         }
         for slot in &slots {
             self.close(now, *slot);
+            self.close_all_kept(Some(number(*slot)));
             if let Some(over) = close_idle {
                 self.idle.close_over(now, *slot, over);
             }

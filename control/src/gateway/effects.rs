@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use smcr_engine::gauges::Reading;
-use smcr_engine::handoff::{Allowance, Ending};
+use smcr_engine::handoff::{Allowance, Ending, Tally};
 use smcr_engine::near::Near;
 use smcr_engine::{Command, ConnectionId, Established};
 use smcr_proto::Instant;
@@ -19,8 +19,8 @@ use crate::config::Protocol;
 use crate::groups::Pollers;
 use crate::listener::{connect_outcome, reset};
 use crate::reactor::Event;
-use crate::rendezvous::{Closed, Effect, Why};
-use crate::sessions::{Carried, Open, Session};
+use crate::rendezvous::{Closed, Effect, Told, Why};
+use crate::sessions::{Beside, Carried, Follows, Kept, Negotiating, Open, Over, Session};
 use crate::slab::Key;
 use crate::termination::Termination;
 
@@ -40,14 +40,15 @@ impl<N: Rnic> Gateway<N> {
             Effect::Survey { key } => self.survey(key),
             Effect::Send { key, frame } => self.send(key, &frame),
             Effect::HandOver { key, connection, group, rmbe, ended } => {
+                let many_streams = self.may_have_many_streams(key);
                 let near = self.nearness_of(key);
                 let (allowance, groups) = (self.allowance_of(key), self.endpoint.groups_mut());
                 if let (Some(local), Some(ends)) = (&mut self.local, groups.ends(connection)) {
                     local.opened(key, ends);
                 }
                 self.sessions.hand_over(now, key, connection, |app, tcp| {
-                    groups.hand_over(connection, near(app), rmbe, allowance);
-                    Carried::Smc { group, tcp, ended }
+                    groups.hand_over(connection, near(app), rmbe, allowance, many_streams);
+                    (Carried::Smc { group }, Some(Beside { tcp, local: None, ended, since: now }))
                 });
                 if let Some(local) = &mut self.local {
                     local.switch(key);
@@ -57,6 +58,7 @@ impl<N: Rnic> Gateway<N> {
                 }
                 self.watch_speed(now, key);
             }
+            Effect::NextStream { key, connection } => self.follow_on(now, key, connection),
             Effect::StayTcp { key, connection, port, reason, leftover, declined } => {
                 if self.give_back(key, leftover.is_empty() && !declined) {
                     return self.endpoint.groups_mut().closed(now, connection, None, true);
@@ -72,12 +74,13 @@ impl<N: Rnic> Gateway<N> {
                     let established = Box::new(established);
                     let relay = Command::Relay { connection, established, allowance };
                     pollers.command(port, relay);
-                    Carried::Tcp { port, reason }
+                    (Carried::Tcp { port, reason }, None)
                 });
                 self.watch_speed(now, key);
             }
             Effect::Reset { key, why } => self.reset(now, key, why),
             Effect::Exhausted { listener, limit } => {
+                self.make_room();
                 self.log_limit(now, listener, &limit.to_string());
             }
         }
@@ -95,7 +98,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// How fast the connection of a rendezvous may carry bytes.
-    fn allowance_of(&mut self, key: Key) -> Option<Arc<Allowance>> {
+    pub(super) fn allowance_of(&mut self, key: Key) -> Option<Arc<Allowance>> {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous has just ended");
         Some(Arc::clone(&self.listeners[usize::from(one.listener)].allowance))
     }
@@ -138,9 +141,31 @@ impl<N: Rnic> Gateway<N> {
             local.fail(key);
             one.process.iter().for_each(|process| local.leave(process));
         }
-        reset(one.accepted);
         if let Some(upstream) = one.upstream {
             reset(upstream);
+        }
+        match one.follows {
+            Some(Follows { over: false, connection, group, ended, since, round }) => {
+                let Negotiating { listener, accepts, source, target, accepted, local, .. } = one;
+                let beside = Beside { tcp: accepted, local, ended, since };
+                let (since, closing) = (now, true);
+                let kept = Kept {
+                    listener,
+                    accepts,
+                    connection,
+                    group,
+                    source,
+                    target,
+                    beside,
+                    since,
+                    closing,
+                    round,
+                };
+                self.sessions.insert_kept(kept);
+                self.listeners[usize::from(listener)].kept += 1;
+                self.endpoint.groups_mut().abort(connection);
+            }
+            Some(Follows { over: true, .. }) | None => reset(one.accepted),
         }
     }
 
@@ -208,9 +233,13 @@ impl<N: Rnic> Gateway<N> {
     /// The peer has ended the TCP connection of session `key`, in one direction or by a reset.
     fn tcp_ended(&mut self, now: Instant, key: Key) {
         match self.sessions.at_mut(key) {
-            Some(Session::Open(Open { transport: Carried::Smc { ended, .. }, .. })) => {
-                *ended = true;
+            Some(Session::Open(Open { beside: Some(beside), .. })) => {
+                beside.ended = true;
                 self.sessions.suspect(now, key);
+            }
+            Some(Session::Kept(_)) => self.kept_tcp_ended(key),
+            Some(Session::Negotiating(Negotiating { follows: Some(follows), .. })) => {
+                follows.ended = true;
             }
             // A rendezvous, or a connection relayed over TCP, notices the end of its socket itself.
             Some(Session::Open(_) | Session::Negotiating(_)) => {}
@@ -222,8 +251,16 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn take_reports(&mut self, now: Instant) {
         for index in 0..self.ports.len() {
             while let Some(report) = self.endpoint.groups().pollers()[index].reports.receive() {
-                if let Some(closed) = self.endpoint.reported(now, report) {
-                    self.closed(now, closed);
+                match self.endpoint.reported(now, report) {
+                    None => {}
+                    Some(Told::Closed(closed)) => self.closed(now, closed),
+                    Some(Told::StreamEnded { connection, tally, near }) => {
+                        self.stream_ended(now, connection, near, &tally);
+                    }
+                    Some(Told::StreamBegun { connection }) => self.stream_begun(now, connection),
+                    Some(Told::StreamRefused { connection, near, moved }) => {
+                        self.stream_refused(now, connection, near, moved);
+                    }
                 }
                 self.settle(now);
             }
@@ -231,20 +268,59 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn closed(&mut self, now: Instant, closed: Closed<Near>) {
-        let Closed { connection, ending, tally, streams } = closed;
+        let Closed { connection, ending, tally, streams, kept } = closed;
         // Each of these sockets has ended in both directions, is reset by closing it, or is of no
         // more use.
         drop(streams);
-        let (key, open) = self.sessions.closed(connection);
+        let (key, listener, beside) = match self.sessions.closed(connection) {
+            // Its socket is on its way to the poller, and comes back.
+            (key, Over::Open(mut open)) if kept => {
+                let (listener, beside) = (open.listener, open.beside.take());
+                self.streams.turn_back(connection, open);
+                (key, listener, beside)
+            }
+            (key, Over::Open(mut open)) => {
+                self.stream_over(now, key, &open, ending, &tally);
+                (key, open.listener, open.beside.take())
+            }
+            (key, Over::Kept(kept)) => {
+                self.streams.leave(key);
+                self.listeners[usize::from(kept.listener)].kept -= 1;
+                (key, kept.listener, Some(kept.beside))
+            }
+            // The peer does not want it any more, or has gone.
+            (key, Over::Following) => return self.endpoint.broke(key),
+        };
+        // A connection relayed over TCP has no second TCP connection to end.
+        let Some(Beside { tcp, ended, .. }) = beside else { return };
+        // RFC 7609 3.5.4 #1: end SMC-R before TCP
+        // RFC 7609 4.8 #1: end by SMC-R messages and TCP
+        let connected = self.listeners[usize::from(listener)].config.connect == Protocol::Smc;
+        if connected && ending == Ending::Graceful && !ended {
+            self.farewells.wait(now, key, tcp);
+        } else {
+            end_tcp(tcp, ending);
+        }
+    }
+
+    /// A connection is over, or its stream is: notes what it has carried, and frees its place.
+    pub(super) fn stream_over(
+        &mut self,
+        now: Instant,
+        key: Key,
+        open: &Open,
+        ending: Ending,
+        tally: &Tally,
+    ) {
         if let (Some(local), Some(process)) = (&mut self.local, &open.process) {
             local.leave(process);
             local.forget(key);
         }
-        self.note_closed(now, &open, ending, &tally);
+        self.note_closed(now, open, ending, tally);
         let listener = &mut self.listeners[usize::from(open.listener)];
         listener.admission.leave(open.source.ip(), open.standing);
         listener.pool.leave(open.target);
-        self.speeds.ended(now, key, listener, &open, &tally);
+        self.speeds.ended(now, key, listener, open, tally);
         tracing::debug!(
             session = key.index,
             source = %open.source,
@@ -254,16 +330,6 @@ impl<N: Rnic> Gateway<N> {
             bytes_out = tally.bytes_out,
             "connection closed"
         );
-        // A connection relayed over TCP has no second TCP connection to end.
-        let Carried::Smc { tcp, ended, .. } = open.transport else { return };
-        // RFC 7609 3.5.4 #1: end SMC-R before TCP
-        // RFC 7609 4.8 #1: end by SMC-R messages and TCP
-        let connected = listener.config.connect == Protocol::Smc;
-        if connected && ending == Ending::Graceful && !ended {
-            self.farewells.wait(now, key, tcp);
-        } else {
-            end_tcp(tcp, ending);
-        }
     }
 
     /// Checks SMC-R connections whose TCP connection ended a while ago.
@@ -274,11 +340,11 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn expire_suspects(&mut self, now: Instant) {
         let mut probed = Vec::new();
         while let Some(open) = self.sessions.next_suspect(now) {
-            let Carried::Smc { group, tcp, .. } = &open.transport else {
+            let (Carried::Smc { group }, Some(beside)) = (&open.transport, &open.beside) else {
                 panic!("TCP is suspect only beside SMC-R");
             };
             // RFC 7609 4.8.2 #11: peer's TCP reset without A aborts
-            if connect_outcome(tcp).is_err() {
+            if connect_outcome(&beside.tcp).is_err() {
                 open.cut = Some(Termination::TcpLost);
                 self.endpoint.groups_mut().abort(open.connection);
             } else {
@@ -320,6 +386,10 @@ impl<N: Rnic> Gateway<N> {
                 }
             }
             Some(Session::Negotiating(_)) => self.endpoint.abort(key),
+            Some(Session::Kept(kept)) => {
+                let connection = kept.connection;
+                self.endpoint.groups_mut().abort(connection);
+            }
             None => panic!("only what is here can be given up"),
         }
     }

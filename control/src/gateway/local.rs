@@ -25,7 +25,6 @@ use self::counts::Counts;
 use self::places::Places;
 use self::rings::{Shared, Wants};
 use super::Gateway;
-use crate::admission::Standing;
 use crate::config::{Config, Protocol};
 use crate::listener::{Common, reset};
 use crate::local::{self, Asked, Before, Caller, Door, Gone};
@@ -256,6 +255,7 @@ impl<N: Rnic> Gateway<N> {
             port: None,
             dialled: true,
             stays: self.draining.is_some().then_some(Diagnosis::TOO_BUSY),
+            follows: None,
         };
         self.begin_local(now, key, arrival);
     }
@@ -295,6 +295,7 @@ impl<N: Rnic> Gateway<N> {
             port: self.network.port_for(own.ip()),
             dialled: true,
             stays: self.draining.is_some().then_some(Diagnosis::TOO_BUSY),
+            follows: None,
         };
         self.begin_local(now, key, arrival);
     }
@@ -440,22 +441,11 @@ fn negotiating(
     Sockets { accepted, upstream, process }: Sockets,
 ) -> Negotiating {
     Negotiating {
-        listener,
-        standing: Standing::Within,
-        accepts,
-        source,
-        target,
-        tried: Vec::new(),
-        wanted: None,
-        came: now,
-        accepted,
         // At a server it is asked where the peer has come to.
         local: (accepts == Protocol::Smc).then_some(target),
-        offered: None,
         upstream: Some(upstream),
-        connected: false,
-        hears: false,
         process: Some(Box::new(process)),
+        ..Negotiating::new(now, (listener, accepts), (source, target), accepted)
     }
 }
 

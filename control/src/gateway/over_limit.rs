@@ -22,7 +22,8 @@ impl<N: Rnic> Gateway<N> {
     /// How many more connections the process may have, if those that wait for their turn did not
     /// have a part of that.
     pub(super) fn free(&self) -> usize {
-        let all = self.sessions.len() + self.introductions.len();
+        // What is kept costs a descriptor, and is there for those that come.
+        let all = self.sessions.len() - self.streams.len() + self.introductions.len();
         (self.config.limits.connections_max as usize).saturating_sub(all)
     }
 

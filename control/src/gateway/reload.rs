@@ -74,6 +74,7 @@ impl<N: Rnic> Gateway<N> {
             return Err(OperateError::Refused(why));
         }
         // From here on nothing fails.
+        self.renew_kept();
         self.change_rnics(now, rnics, &mut notes);
         notes.extend(self.what_changes(&config, &plan));
         self.place(now, &config, plan, common);

@@ -79,6 +79,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     pub(super) fn carrier_changed(&mut self, now: Instant, port: PortId) {
+        self.renew_kept();
         self.endpoint.groups_mut().carrier_changed(now, port, self.network.is_up(port));
         self.settle(now);
     }

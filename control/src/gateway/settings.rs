@@ -41,6 +41,7 @@ pub(super) fn settings(
         max_connections: CONNECTIONS_PER_GROUP,
         max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
         host_name: HostName::new(&uname().nodename().to_string_lossy()),
+        many_streams: smc.kept_max > 0,
     };
     let is_over_v2 = kinds.iter().any(|kind| !kind.carries_roce_v1());
     rendezvous::Settings {

@@ -67,6 +67,10 @@ pub struct Member {
     pub(super) relayed: bool,
     /// It is to be reset.
     pub(super) aborted: bool,
+    /// It has no stream: another one may follow, or not.
+    pub(super) kept: bool,
+    /// No other stream shall follow on it.
+    pub(super) closing: bool,
     /// Another connection waits for its end.
     pub(super) awaited: bool,
 }

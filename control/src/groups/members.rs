@@ -6,7 +6,9 @@ use std::time::Duration;
 use smcr_engine::handoff::{Allowance, PeerElement};
 use smcr_engine::{Command, ConnectionId, Established, LinkId};
 use smcr_memory::Rmbe;
-use smcr_proto::link_group::LinkGroup;
+use smcr_proto::connection::Streams;
+use smcr_proto::handshake::Agreement;
+use smcr_proto::link_group::{LinkGroup, Role};
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::DeleteReason;
@@ -17,6 +19,7 @@ use super::Groups;
 use super::group::{Group, GroupId, Member};
 use super::group_mut::GroupMut;
 use super::ports::{Pollers, PortId, QpOf};
+use super::proof::Proof;
 use super::shared::Event;
 
 /// What a rendezvous gets of a group.
@@ -110,7 +113,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         link: LinkId,
         size: RmbeSize,
     ) -> Result<Joined, Refusal> {
-        self.at(id).ok_or(Refusal::NoLink)?.has_room_on(link)?;
+        if let Err(refusal) = self.at(id).ok_or(Refusal::NoLink)?.has_room_on(link) {
+            let may_wait = refusal == Refusal::NoMemory
+                && self.input(now, id, |group| group.take_back_kept()) == Some(true);
+            return Err(if may_wait { Refusal::NotYet } else { refusal });
+        }
         let connection = self.slots.take().ok_or(Refusal::NoSlot)?;
         let joined = self.input(now, id, |group| group.join(now, connection, link, size));
         match joined.expect("it was just looked at") {
@@ -137,7 +144,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     }
 
     /// The rendezvous succeeded: the poller takes over, and carries bytes as fast as `allowance`
-    /// says.
+    /// says; one stream after another, if our side can do that and the peers have agreed on it.
     ///
     /// # Panics
     ///
@@ -148,9 +155,58 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         near: P::Stream,
         rmbe: Rmbe,
         allowance: Option<Arc<Allowance>>,
+        many_streams: bool,
     ) {
         let mut group = self.group_of(connection).expect("it joined");
-        group.hand_over(connection, near, rmbe, allowance);
+        group.hand_over(connection, near, rmbe, allowance, many_streams);
+    }
+
+    /// Whether a connection that is kept may carry another stream of ours: the peer's RNIC has
+    /// acknowledged something on its link in the last `age`.
+    pub fn may_go_on(&self, now: Instant, age: Duration, connection: ConnectionId) -> bool {
+        let (Some(id), Some(member)) =
+            (self.members[usize::from(connection.slot)], self.member(connection))
+        else {
+            return false;
+        };
+        !member.aborted
+            && !member.closing
+            && self.proof_of(now, age, id, member.link) == Proof::Given
+    }
+
+    /// Gives a connection the socket of its next stream.
+    ///
+    /// # Panics
+    ///
+    /// If it is over.
+    pub fn next_stream(
+        &mut self,
+        connection: ConnectionId,
+        near: P::Stream,
+        allowance: Option<Arc<Allowance>>,
+    ) {
+        let mut group = self.group_of(connection).expect("what is kept is there");
+        let member = group.member_mut(connection);
+        (member.kept, member.closing) = (false, false);
+        let port = member.port;
+        group.command(port, Command::NextStream { connection, near, allowance });
+    }
+
+    /// A connection has no stream now: whoever lacks an element may take it.
+    pub fn note_kept(&mut self, connection: ConnectionId) {
+        if let Some(mut group) = self.group_of(connection) {
+            group.member_mut(connection).kept = true;
+        }
+    }
+
+    /// No other stream shall follow on a connection. It may be over already.
+    pub fn close_kept(&mut self, connection: ConnectionId) {
+        if let Some(mut group) = self.group_of(connection) {
+            let member = group.member_mut(connection);
+            member.closing = true;
+            let port = member.port;
+            group.command(port, Command::CloseKept { connection });
+        }
     }
 
     /// The rendezvous failed: gives back what it held.
@@ -229,7 +285,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     ) -> Result<Joined, Refusal> {
         // RFC 7609 2.1 #5: one element per connection and side
         // RFC 7609 4.1 #1: each side allocates an element
-        let rmbe = self.take_element(now, size)?;
+        let rmbe = match self.take_element(now, size) {
+            Err(Refusal::NoMemory) if self.take_back_kept() => return Err(Refusal::NotYet),
+            taken => taken?,
+        };
         let on = self.group.link(link).expect("it was just looked at");
         let (port, ours) = (on.port, on.ours);
         let key = self.group.stock.key(&rmbe, port);
@@ -241,6 +300,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             named_on: link,
             relayed: false,
             aborted: false,
+            kept: false,
+            closing: false,
             awaited: false,
         };
         self.group.members.insert(connection, member);
@@ -275,7 +336,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         near: P::Stream,
         rmbe: Rmbe,
         allowance: Option<Arc<Allowance>>,
+        many_streams: bool,
     ) {
+        let streams = if many_streams { self.group.streams() } else { Streams::One };
         let machine = self.group.machine();
         let eye_catcher = machine.is_some_and(LinkGroup::peer_eye_catcher);
         let (id, ending) = (self.group.id, self.group.is_over());
@@ -294,12 +357,25 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             token: offer.alert_token,
         };
         self.renew_move(port, link);
-        let established = Box::new(Established::Smc { near, link, group: id, rmbe, peer });
+        let established = Box::new(Established::Smc { near, link, group: id, rmbe, peer, streams });
         self.command(port, Command::Relay { connection, established, allowance });
         if ending {
             // The group ended while the last message was on its way.
             self.command(port, Command::FailConnections { link });
         }
+    }
+
+    /// Has a connection closed that is kept without a stream, so that its element and its place are
+    /// free soon. Returns whether there is one, or was one just now.
+    fn take_back_kept(&mut self) -> bool {
+        let mut kept = self.group.members.iter_mut().filter(|(_, member)| member.kept);
+        let Some((connection, member)) = kept.find(|(_, member)| !member.closing) else {
+            return self.group.members.values().any(|member| member.kept && member.awaited);
+        };
+        (member.closing, member.awaited) = (true, true);
+        let (connection, port) = (*connection, member.port);
+        self.command(port, Command::CloseKept { connection });
+        true
     }
 
     /// Resets a connection on both sides.
@@ -347,6 +423,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
 }
 
 impl<O> Group<O> {
+    /// How many streams connections may carry, and who begins them.
+    fn streams(&self) -> Streams {
+        let agreed = matches!(&self.agreement, Agreement::V2(terms) if terms.many_streams);
+        match (agreed, self.role) {
+            (false, _) => Streams::One,
+            (true, Role::Client) => Streams::Begins,
+            (true, Role::Server) => Streams::Follows,
+        }
+    }
+
     /// Whether one more connection can be on this link.
     fn has_room_on(&self, link: LinkId) -> Result<(), Refusal> {
         let is_there = self.link(link).is_some_and(|_| !self.is_over());

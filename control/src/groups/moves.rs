@@ -46,6 +46,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             // The abort may have reached the previous poller after the connection had left it, so
             // repeat it here.
             self.command(port, Command::Abort { connection });
+        } else if member.closing {
+            self.command(port, Command::CloseKept { connection });
         }
     }
 

@@ -23,22 +23,23 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let seeks = terms.offers_to(self.one.upstream) && self.one.reason.is_none();
         let offer = seeks && self.one.has_place;
         let crowded = seeks && !offer;
-        self.one.state = match side {
+        self.one.state = match (self.one.follows, side) {
+            (Some(connection), _) => State::Following(connection),
             // It is too late to offer nothing, so what speaks against SMC-R becomes a Decline.
-            Side::Client if self.one.dialled => {
+            (None, Side::Client) if self.one.dialled => {
                 if crowded {
                     self.one.reason = Some(Diagnosis::TOO_BUSY);
                 }
                 State::Connecting
             }
-            Side::Client if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
-            Side::Client if self.one.reason.is_some() => State::plain(self.one.reason),
-            Side::Client => State::Connecting,
-            Side::Neither => State::plain(None),
-            Side::Server if !self.one.surroundings.offered => {
+            (None, Side::Client) if crowded => State::plain(Some(Diagnosis::TOO_BUSY)),
+            (None, Side::Client) if self.one.reason.is_some() => State::plain(self.one.reason),
+            (None, Side::Client) => State::Connecting,
+            (None, Side::Neither) => State::plain(None),
+            (None, Side::Server) if !self.one.surroundings.offered => {
                 State::plain(Some(Diagnosis::NO_SMC_OPTION))
             }
-            Side::Server => {
+            (None, Side::Server) => {
                 let policy = self.shared.policy(self.one.surroundings.port);
                 let peer_id = self.shared.settings.peer_id;
                 self.one.silent = true;
@@ -58,7 +59,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
 
     fn connect(&mut self, offer: bool) -> Effect {
         self.one.deadline = Some(self.now + self.terms().connect_timeout);
-        let hear = !matches!(self.one.state, State::Plain(_));
+        let hear = !matches!(self.one.state, State::Plain(_) | State::Following(_));
         Effect::Connect { key: self.one.key, offer, hear }
     }
 }

@@ -10,8 +10,9 @@ use smcr_proto::wire::clc::{Diagnosis, Frame};
 use crate::groups::{GroupId, PortId};
 use crate::slab::Key;
 
-/// What the owner must do next. After [`HandOver`](Self::HandOver), [`StayTcp`](Self::StayTcp) and
-/// [`Reset`](Self::Reset) the endpoint knows nothing of the connection any more.
+/// What the owner must do next. After [`HandOver`](Self::HandOver),
+/// [`NextStream`](Self::NextStream), [`StayTcp`](Self::StayTcp) and [`Reset`](Self::Reset) the
+/// endpoint knows nothing of the connection any more.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "few exist, and each for a moment")]
 pub enum Effect {
@@ -56,6 +57,13 @@ pub enum Effect {
         rmbe: Rmbe,
         /// The peer has already ended its direction of the TCP connection.
         ended: bool,
+    },
+    /// The upstream of another stream is there: hand its socket to the connection.
+    NextStream {
+        /// Which rendezvous.
+        key: Key,
+        /// The connection.
+        connection: ConnectionId,
     },
     /// The connection stays TCP: hand both sockets to the poller of a port.
     StayTcp {
@@ -152,6 +160,36 @@ impl fmt::Display for Limit {
     }
 }
 
+/// What a poller has told of a connection.
+#[derive(Debug)]
+pub enum Told<S> {
+    /// It has ended.
+    Closed(Closed<S>),
+    /// Its stream has, and it is kept.
+    StreamEnded {
+        /// Which connection.
+        connection: ConnectionId,
+        /// What the stream has carried.
+        tally: Tally,
+        /// Its socket.
+        near: S,
+    },
+    /// The peer has begun another stream.
+    StreamBegun {
+        /// Of this connection.
+        connection: ConnectionId,
+    },
+    /// A stream came too late for it.
+    StreamRefused {
+        /// Which connection.
+        connection: ConnectionId,
+        /// The socket of that stream.
+        near: S,
+        /// The connection has another poller now, and goes on.
+        moved: bool,
+    },
+}
+
 /// A connection that a poller had has ended.
 #[derive(Debug)]
 pub struct Closed<S> {
@@ -163,6 +201,8 @@ pub struct Closed<S> {
     pub tally: Tally,
     /// Its sockets.
     pub streams: [Option<S>; 2],
+    /// It was kept: what its streams have carried was told before.
+    pub kept: bool,
 }
 
 /// How far a rendezvous is, as operators see it.
@@ -177,8 +217,10 @@ pub enum Stage {
 /// How many rendezvous have ended so far, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Connections that became SMC-R.
+    /// Connections that became SMC-R, and streams that followed on one of them.
     pub connections_smc: u64,
+    /// Those streams.
+    pub streams_followed: u64,
     /// Connections that stayed TCP.
     pub connections_tcp: u64,
     /// Handshakes that ended in an error.

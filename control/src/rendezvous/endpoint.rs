@@ -9,7 +9,7 @@ use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_rnic::Rnic;
 
-use super::effect::{Closed, Counts, Effect, Limit, Stage, Why};
+use super::effect::{Closed, Counts, Effect, Limit, Stage, Told, Why};
 use super::facts::{Arrival, Settings, Surroundings};
 use super::negotiation::Negotiator;
 use super::shared::Shared;
@@ -184,13 +184,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         }
     }
 
-    /// Handles a report of a poller. If it reports the end of a connection, returns what is left of
-    /// that.
-    pub fn reported(
-        &mut self,
-        now: Instant,
-        report: Report<P::Stream>,
-    ) -> Option<Closed<P::Stream>> {
+    /// Handles a report of a poller. Returns what it tells of a connection, if it does.
+    pub fn reported(&mut self, now: Instant, report: Report<P::Stream>) -> Option<Told<P::Stream>> {
         let groups = &mut self.shared.groups;
         match report {
             Report::LlcReceived { link, message, .. } => {
@@ -206,9 +201,16 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
                 groups.connection_moved(connection, link, rkey, address);
             }
             Report::LinkVacated { link } => groups.link_vacated(now, link),
-            Report::Closed { connection, ending, tally, rmbe, settled, streams } => {
+            Report::StreamEnded { connection, tally, near } => {
+                return Some(Told::StreamEnded { connection, tally, near });
+            }
+            Report::StreamBegun { connection } => return Some(Told::StreamBegun { connection }),
+            Report::StreamRefused { connection, near, moved } => {
+                return Some(Told::StreamRefused { connection, near, moved });
+            }
+            Report::Closed { connection, ending, tally, rmbe, settled, streams, kept } => {
                 groups.closed(now, connection, rmbe, settled);
-                return Some(Closed { connection, ending, tally, streams });
+                return Some(Told::Closed(Closed { connection, ending, tally, streams, kept }));
             }
         }
         None
@@ -273,6 +275,18 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
     /// How far a rendezvous is; none if it is over.
     pub fn stage(&self, key: Key) -> Option<Stage> {
         self.table.get(&key).map(|one| one.stage())
+    }
+
+    /// The owner has given a connection another stream, for which there was no rendezvous.
+    pub fn note_stream(&mut self) {
+        self.shared.counts.connections_smc += 1;
+        self.shared.counts.streams_followed += 1;
+    }
+
+    /// A connection was over when it got another stream.
+    pub fn take_back_stream(&mut self) {
+        self.shared.counts.connections_smc -= 1;
+        self.shared.counts.streams_followed -= 1;
     }
 
     /// What became of rendezvous so far.
@@ -345,7 +359,12 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Endpoint<N, P> {
         let one = self.table.get_mut(&key)?;
         let effect = Negotiator { now, one, shared: &mut self.shared }.step();
         match &effect {
-            Some(Effect::HandOver { .. } | Effect::StayTcp { .. } | Effect::Reset { .. }) => {
+            Some(
+                Effect::HandOver { .. }
+                | Effect::NextStream { .. }
+                | Effect::StayTcp { .. }
+                | Effect::Reset { .. },
+            ) => {
                 self.table.remove(&key);
                 self.deadlines.set(key, None);
             }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use smcr_engine::ConnectionId;
 use smcr_proto::handshake::PolicyV2;
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_proto::{PeerId, RmbeSize};
@@ -83,6 +84,16 @@ pub struct Arrival {
     pub dialled: bool,
     /// Why it stays TCP, if the owner has decided so: a client offers nothing, a server declines.
     pub stays: Option<Diagnosis>,
+    /// At a server: it is another stream of this connection, which is SMC-R already.
+    pub follows: Option<ConnectionId>,
+}
+
+impl Arrival {
+    /// A connection from `source` to `upstream` of which nothing else is known.
+    pub fn new(listener: u16, source: SocketAddr, upstream: IpAddr) -> Self {
+        let (offered, port, dialled, stays, follows) = (false, None, false, None, None);
+        Self { listener, source, upstream, offered, port, dialled, stays, follows }
+    }
 }
 
 /// What the owner knows of the TCP connection to the peer.

@@ -38,6 +38,14 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
                 State::Plain(_) | State::Connecting if !self.one.surveyed => {
                     return Some(Effect::Survey { key: self.one.key });
                 }
+                State::Following(_) if !self.one.connected => return None,
+                State::Following(connection) => {
+                    let connection = *connection;
+                    self.give_all_back();
+                    self.shared.counts.connections_smc += 1;
+                    self.shared.counts.streams_followed += 1;
+                    return Some(Effect::NextStream { key: self.one.key, connection });
+                }
                 State::Plain(plain) => {
                     let plain = mem::take(plain);
                     return Some(self.stay_tcp(plain));

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use smcr_engine::ConnectionId;
 use smcr_proto::Instant;
 use smcr_proto::wire::clc::Diagnosis;
 
@@ -42,6 +43,8 @@ pub(super) struct Rendezvous {
     pub(super) path: PathCheck,
     /// Why it is about to stay TCP.
     pub(super) reason: Option<Diagnosis>,
+    /// The connection of which it is another stream.
+    pub(super) follows: Option<ConnectionId>,
 }
 
 /// The state of a rendezvous.
@@ -55,6 +58,8 @@ pub(super) enum State {
     Connecting,
     /// The handshake is under way.
     Talking(Box<Talking>),
+    /// Nothing is left to agree on: once the upstream is connected, this connection carries it.
+    Following(ConnectionId),
     /// We send a Decline in place of a Proposal: it stays TCP for this reason.
     Declined(Diagnosis),
     /// Both sockets must be reset.
@@ -85,7 +90,8 @@ pub(super) struct Talking {
 impl Rendezvous {
     /// A connection that was accepted, and for which nothing was done yet.
     pub(super) fn new(now: Instant, key: Key, arrival: Arrival) -> Self {
-        let Arrival { listener, source, upstream, offered, port, dialled, stays } = arrival;
+        let Arrival { listener, source, upstream, offered, port, dialled, stays, follows } =
+            arrival;
         Self {
             key,
             listener,
@@ -102,6 +108,7 @@ impl Rendezvous {
             silent: false,
             path: PathCheck::new(now),
             reason: stays,
+            follows,
         }
     }
 
@@ -112,6 +119,7 @@ impl Rendezvous {
             State::Queued
             | State::Plain(_)
             | State::Connecting
+            | State::Following(_)
             | State::Declined(_)
             | State::Failed(_) => None,
         }
@@ -124,6 +132,7 @@ impl Rendezvous {
             State::Queued
             | State::Plain(_)
             | State::Connecting
+            | State::Following(_)
             | State::Declined(_)
             | State::Failed(_) => None,
         }

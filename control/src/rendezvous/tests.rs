@@ -120,7 +120,8 @@ fn key(index: u32) -> Key {
 fn arrival(host: u8) -> Arrival {
     let source = SocketAddr::from(([10, 0, 0, host], 7));
     let (upstream, port) = (SERVER, Some(PortId(0)));
-    Arrival { listener: 0, source, upstream, offered: true, port, dialled: false, stays: None }
+    let (dialled, stays, follows) = (false, None, None);
+    Arrival { listener: 0, source, upstream, offered: true, port, dialled, stays, follows }
 }
 
 /// All effects that the endpoint has queued, but for the surveys: the network is always the same.

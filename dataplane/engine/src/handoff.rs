@@ -94,6 +94,23 @@ pub enum Command<Qp, Stream> {
         /// good: answered by one [`Report::LinkVacated`].
         only: Option<Vec<ConnectionId>>,
     },
+    /// A connection that has carried a stream carries another one (see
+    /// [`Streams`](smcr_proto::connection::Streams)): one that we begin, or one that the peer has
+    /// begun ([`Report::StreamBegun`]). Answered by [`Report::StreamEnded`], or by
+    /// [`Report::StreamRefused`], or by [`Report::Closed`] if the connection ends with it.
+    NextStream {
+        /// Which connection.
+        connection: ConnectionId,
+        /// The application's socket.
+        near: Stream,
+        /// How fast.
+        allowance: Option<Arc<Allowance>>,
+    },
+    /// No other stream shall follow on this connection: close it, unless one has begun.
+    CloseKept {
+        /// Which connection.
+        connection: ConnectionId,
+    },
     /// Finish the turn and end the thread.
     Stop,
 }
@@ -113,6 +130,8 @@ pub enum Established<Stream> {
         rmbe: Rmbe,
         /// The peer's element.
         peer: PeerElement,
+        /// How many streams it may carry, and who begins them.
+        streams: smcr_proto::connection::Streams,
     },
     /// Two sockets.
     Tcp {
@@ -172,6 +191,30 @@ pub enum Report<Stream> {
         /// Which link.
         link: LinkId,
     },
+    /// A stream has ended in good order, and its connection is kept for another one.
+    StreamEnded {
+        /// Which connection.
+        connection: ConnectionId,
+        /// What the stream has carried.
+        tally: Tally,
+        /// Its socket, to be closed where that may take its time.
+        near: Stream,
+    },
+    /// The peer has begun the next stream: the answer is [`Command::NextStream`], or
+    /// [`Command::Abort`].
+    StreamBegun {
+        /// Of which connection.
+        connection: ConnectionId,
+    },
+    /// The answer to a [`Command::NextStream`] that came too late. Nothing was read of the socket.
+    StreamRefused {
+        /// Which connection.
+        connection: ConnectionId,
+        /// The application's socket.
+        near: Stream,
+        /// The connection has moved to another poller. If not, it is over, or will be soon.
+        moved: bool,
+    },
     /// A connection ended, and its slot is free.
     Closed {
         /// Which connection.
@@ -187,5 +230,7 @@ pub enum Report<Stream> {
         settled: bool,
         /// The sockets, to be closed where that may take its time.
         streams: [Option<Stream>; 2],
+        /// It was kept for a stream that did not come: what it had carried was reported before.
+        kept: bool,
     },
 }

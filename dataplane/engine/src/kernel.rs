@@ -446,7 +446,7 @@ mod tests {
     use crate::mailbox::Waker;
     use crate::near::AtEnd;
 
-    const KEY: Key = Key { slot: 7, generation: 1, far: false };
+    const KEY: Key = Key { slot: 7, generation: 1, far: false, turn: 0 };
 
     /// An application's socket, and ours, watched.
     fn connection(kernel: &mut Kernel) -> (TcpStream, Near) {
@@ -729,7 +729,7 @@ mod tests {
     #[test]
     fn a_key_survives_the_kernel() {
         for far in [false, true] {
-            let key = Key { slot: 0xabcd, generation: 0xffff, far };
+            let key = Key { slot: 0xabcd, generation: 0xffff, far, turn: 0xab };
             assert_eq!(Key::unpack(key.pack()), key);
             assert_ne!(key.pack(), WAKER);
         }

@@ -33,6 +33,11 @@ pub enum Letter<T> {
         /// Which connection.
         connection: ConnectionId,
     },
+    /// Close this connection of yours, unless a stream has begun on it.
+    CloseKept {
+        /// Which connection.
+        connection: ConnectionId,
+    },
 }
 
 /// How pollers reach each other, by index. Whoever joins later is introduced before anybody can

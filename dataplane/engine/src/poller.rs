@@ -6,8 +6,10 @@
 
 mod commands;
 mod completions;
+mod kept;
 mod pacing;
 mod place;
+mod retire;
 mod sweep;
 
 use std::sync::Arc;
@@ -33,11 +35,11 @@ use crate::load::Load;
 use crate::mail::{Mail, Neighbours};
 use crate::mailbox::{Receiver, Sender, Waker};
 use crate::moves::Moves;
-use crate::names::{ConnectionId, Ending};
+use crate::names::ConnectionId;
 use crate::nearness::Nearness;
 use crate::owners::Owners;
 use crate::priority::Priority;
-use crate::relay::{Far, Migrant, Outcome, Relay};
+use crate::relay::{Migrant, Outcome, Relay};
 use crate::reports::Reports;
 use crate::requests::Request;
 use crate::stages::Sampler;
@@ -274,6 +276,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             let (connections, turn) = self.lend(now);
             // The connection may have ended, or its socket may be reset, before the event comes.
             let Some(relay) = connections.relay(id) else { continue };
+            if relay.turn() != event.key.turn {
+                continue;
+            }
             let Some(socket) = relay.socket(event.key.far) else { continue };
             turn.streams.complete(&socket.stream, &mut event);
             socket.note(&event);
@@ -426,7 +431,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         match outcome {
             Outcome::Rests => false,
             Outcome::Moved => true,
-            Outcome::Over | Outcome::Left(_) => {
+            Outcome::Over | Outcome::News | Outcome::Left(_) => {
                 self.change_tables(now, slot, outcome);
                 true
             }
@@ -436,49 +441,14 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// Frees the slot of a relay, or takes the relay to another link; no other function does. If
     /// all connections have left that link meanwhile, the relay leaves it at once.
     fn change_tables(&mut self, now: Instant, slot: u16, mut outcome: Outcome) {
+        self.tell_news(slot);
         loop {
             outcome = match outcome {
-                Outcome::Rests | Outcome::Moved => return,
+                Outcome::Rests | Outcome::Moved | Outcome::News => return,
                 Outcome::Over => return self.retire(now, slot),
                 Outcome::Left(route) => self.follow(now, slot, &route),
             };
         }
-    }
-
-    /// Frees the slot and tells the control thread.
-    fn retire(&mut self, now: Instant, slot: u16) {
-        let mut relay = *self.connections.remove(slot).expect("it has just had its turn");
-        let tally = relay.last_tally(now, &self.streams, &self.shared.counters);
-        self.mail.disown(relay.id);
-        let counters = &self.shared.counters;
-        counters.connections.set(self.connections.busy() as u64);
-        let ending = relay.ending.unwrap_or(Ending::Graceful);
-        match ending {
-            Ending::Graceful | Ending::Aborted => {}
-            Ending::ResetByApplication => counters.resets_application.add(1),
-            Ending::ResetByPeer | Ending::PeerMisbehaved => counters.resets_peer.add(1),
-            Ending::DataLost => counters.resets_data_lost.add(1),
-            Ending::LinkLost => counters.resets_link.add(1),
-            Ending::Stalled => counters.closes_stalled.add(1),
-        }
-        let (rmbe, settled, far) = match relay.far {
-            Far::Smc(mut smc) => {
-                let settled = smc.is_settled();
-                smc.kept.release(&mut self.pool);
-                if let Some(route) = smc.connection.into_route() {
-                    self.left(&route);
-                }
-                (Some(smc.rmbe), settled, None)
-            }
-            Far::Tcp(tcp) => {
-                self.backlog_bytes -= tcp.held;
-                (None, true, Some(tcp.socket.stream))
-            }
-        };
-        let streams = [relay.near.map(|near| near.stream), far];
-        streams.iter().flatten().for_each(|stream| self.streams.release(stream));
-        let connection = relay.id;
-        self.report(Report::Closed { connection, ending, tally, rmbe, settled, streams });
     }
 
     /// Tells the control thread; wakes it at the end of the turn.

@@ -17,19 +17,23 @@ pub struct Key {
     pub generation: u16,
     /// The second socket of a relay between two.
     pub far: bool,
+    /// How many streams the connection has carried before, modulo 256: late events reach no other.
+    pub turn: u8,
 }
 
 impl Key {
-    /// As a number of 33 bits.
+    /// As a number of 41 bits.
     pub(crate) fn pack(self) -> u64 {
-        u64::from(self.slot) | u64::from(self.generation) << 16 | u64::from(self.far) << 32
+        let name = u64::from(self.slot) | u64::from(self.generation) << 16;
+        name | u64::from(self.far) << 32 | u64::from(self.turn) << 33
     }
 
     /// The key that is packed like this.
     pub(crate) fn unpack(data: u64) -> Self {
         let half =
             |shift: u32| u16::try_from(data >> shift & 0xffff).expect("sixteen bits were left");
-        Self { slot: half(0), generation: half(16), far: data >> 32 & 1 == 1 }
+        let turn = u8::try_from(data >> 33 & 0xff).expect("eight bits were left");
+        Self { slot: half(0), generation: half(16), far: data >> 32 & 1 == 1, turn }
     }
 }
 

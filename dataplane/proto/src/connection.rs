@@ -11,8 +11,10 @@
 //!
 //! - `sender` counts what we write into the peer's element;
 //! - `receiver` counts what the peer writes into ours, and decides when to say so (4.5.1);
+//! - `speaking` makes the messages;
 //! - `state` is Figures 22 and 23 as a table;
 //! - `failover` is the way from one link to another (4.6);
+//! - `streams`: one connection carries several TCP connections, one after the other;
 //! - `view` is what a connection shows of itself.
 //!
 //! What is not here: the choice of a link, and the bytes that a failover must write again.
@@ -27,17 +29,23 @@ use crate::vocabulary::AlertToken;
 use crate::wire::cdc::Cdc;
 
 mod failover;
+mod progress;
 mod receiver;
 mod sender;
+mod speaking;
 mod state;
+mod streams;
 mod view;
 
 use receiver::Receiver;
 use sender::Sender;
 use state::{Action, Event, Orderly};
+use streams::About;
 
 pub use failover::{Arrival, Failover, Replay};
+pub use progress::Progress;
 pub use state::{Half, State};
+pub use streams::{AfterStream, Streams};
 
 /// How long we wait for the peer's part of a close or abort before we give it up (RFC 4.8.1).
 ///
@@ -55,24 +63,8 @@ pub struct ConnectionSetup {
     pub peer_element: Ring,
     /// How long to wait for the peer once we have closed or aborted; see [`CLOSE_WAIT`].
     pub close_wait: Duration,
-}
-
-/// What a CDC message changed. All of it may be zero: messages may repeat cursors that we know.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes of our element that became readable.
-    pub readable_bytes: u32,
-    /// Bytes by which the window towards the peer grew.
-    pub writable_bytes: u32,
-    /// The peer has just said that it writes no more: D, or C. The end of the stream follows what
-    /// is readable, and what a Linux peer may still add (see [`Connection::handle_cdc`]).
-    pub peer_done: bool,
-    /// The peer has just closed: C. Bytes for it have nowhere to go any more.
-    pub peer_closed: bool,
-    /// The connection has just been reset, by the peer or because it cannot go on.
-    pub reset: bool,
-    /// The position of an urgent byte has just become known; see [`Connection::urgent_position`].
-    pub urgent: bool,
+    /// How many streams it may carry. More than one only if both sides have agreed on it.
+    pub streams: Streams,
 }
 
 /// Both directions of one TCP connection over SMC-R.
@@ -89,6 +81,11 @@ pub struct Progress {
 pub struct Connection<R = ()> {
     peer_token: AlertToken,
     close_wait: Duration,
+    streams: Streams,
+    /// The present stream is the second one, or the fourth, and so on.
+    odd_stream: bool,
+    /// The peer follows: K of its last message.
+    peer_keeps: bool,
     state: State,
     sender: Sender,
     receiver: Receiver,
@@ -145,6 +142,9 @@ impl<R> Connection<R> {
         Self {
             peer_token: setup.peer_token,
             close_wait: setup.close_wait,
+            streams: setup.streams,
+            odd_stream: false,
+            peer_keeps: false,
             // RFC 7609 4.8.1 #2: Active after the rendezvous
             state: State::Active,
             sender: Sender::new(setup.peer_element),
@@ -312,91 +312,42 @@ impl<R> Connection<R> {
         if is_before(message.sequence, self.incoming.received) || self.state == State::Closed {
             return Ok(Progress::default());
         }
+        let about = self.about(message)?;
         let produced = self.receiver.resolve(message.producer)?;
         let consumed = self.sender.resolve(message.consumer)?;
-        if self.is_behind_gap(message) {
+        let begun = about == About::Next;
+        let is_late = about == About::Last && self.receiver.is_news(produced);
+        if is_late || begun && !self.sender.is_all(consumed) {
+            return Err(PeerMisbehaved::UnexpectedMessage);
+        }
+        if !begun && self.is_behind_gap(message) {
             return Err(PeerMisbehaved::MessagesMissing);
         }
         self.incoming.gap_expected &= !self.leaves_gap(message);
+        if begun {
+            self.next_stream();
+        }
 
         let window_before = self.window();
         let readable_before = self.readable().len();
         // RFC 7609 4.6.1 #3: keep SR of arrived writes
         self.incoming.received = message.sequence;
         self.sender.peer_consumed(consumed);
+        self.peer_keeps = message.keeps;
         let urgent = self.receiver.peer_produced(produced, message);
-        let mut progress = self.handle_flags(now, message);
+        let mut progress = match about {
+            About::Present | About::Next => self.handle_flags(now, message),
+            // Of what it says there, only a reset is about more than that stream.
+            About::Last => self.handle_flags(
+                now,
+                &Cdc { sending_done: false, connection_closed: false, ..*message },
+            ),
+        };
+        progress.begun = begun;
         progress.urgent = urgent && self.reading;
         progress.readable_bytes = self.readable().len().saturating_sub(readable_before);
         progress.writable_bytes = self.window().saturating_sub(window_before);
         Ok(progress)
-    }
-
-    /// The next CDC message to send, if one is due: post it behind the writes it announces.
-    ///
-    /// Every message carries both cursors and all flags, whatever it was due for.
-    pub fn poll_cdc(&mut self) -> Option<Cdc> {
-        if !self.owes() {
-            return None;
-        }
-        match self.failover {
-            Failover::Flowing => {}
-            // RFC 7609 4.6.1 #4: F message first on new link
-            Failover::Validating { .. } => {
-                self.relocate(failover::Event::Said);
-                return Some(Cdc {
-                    // RFC 7609 4.6.1 #5: F message carries SS
-                    sequence: self.outgoing.acknowledged,
-                    token: self.peer_token,
-                    failover_validation: true,
-                    ..Cdc::default()
-                });
-            }
-            // RFC 7609 2.3 #9: repeat failed writes in order
-            // RFC 7609 2.3 #10: repeat uncompleted writes before new data
-            // RFC 7609 4.6.2 #1: repeat pending messages before new data
-            Failover::Leaving { .. } | Failover::Replaying { .. } | Failover::Lost { .. } => {
-                return None;
-            }
-            // RFC 7609 4.6.2 #3: combine repeated writes
-            Failover::Repeating => {
-                self.relocate(failover::Event::Said);
-            }
-        }
-        self.flags_due = false;
-        let sequence = self.outgoing.next;
-        // RFC 7609 4.3 #2: begin numbering messages at 1
-        // RFC 7609 A.4 #4: do not number failover validation
-        // RFC 7609 4.6.2 #4: higher number for combined writes
-        // RFC 7609 4.3 #3: number messages, not bytes
-        self.outgoing.next = sequence.wrapping_add(1);
-        let message = Cdc {
-            sequence,
-            token: self.peer_token,
-            producer: self.sender.announce(),
-            // RFC 7609 4.5.1 #5: consumer cursor in every message
-            // RFC 7609 4.7.2 #1: response carries the consumer cursor
-            consumer: self.receiver.announce(),
-            // RFC 7609 4.7.4 #4: set B when bytes are left
-            // RFC 7609 4.7.4 #9: set B when element is full
-            writer_blocked: self.state.may_write()
-                && (self.sender.has_waiting() || self.sender.is_full()),
-            urgent_pending: self.sender.is_urgent_pending(),
-            urgent_present: self.sender.is_urgent_present(),
-            // We diagnose nothing by it, as no deployed peer does: Linux answers with its next
-            // read, which tells no more than its silence.
-            // RFC 7609 4.5.1 #10: set R only for diagnosis
-            update_requested: false,
-            failover_validation: false,
-            sending_done: self.said.done,
-            connection_closed: self.said.closed,
-            abnormal_close: self.said.abnormal,
-        };
-        if self.said.abnormal {
-            self.step(Event::AbortSent);
-        }
-        assert!(!self.owes(), "one message says everything");
-        Some(message)
     }
 
     /// When to call [`Self::handle_timeout`], at the latest.
@@ -422,14 +373,6 @@ impl<R> Connection<R> {
         if !is_before(sequence, self.outgoing.acknowledged) {
             self.outgoing.acknowledged = sequence;
         }
-    }
-
-    /// Whether there is something to say, now or as soon as the link allows it.
-    fn owes(&self) -> bool {
-        // RFC 7609 A.4 #25: send nothing after C or A
-        let speaks = !matches!(self.state, State::Closed | State::PeerAbortWait);
-        let has_news = || self.sender.is_due() || (self.reading && self.receiver.is_update_due());
-        !self.given_up && (self.flags_due || self.failover.owes() || (speaks && has_news()))
     }
 
     /// Takes in D, C and A. They are levels in every message, so only a change is an event.

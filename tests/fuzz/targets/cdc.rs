@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smcr_proto::connection::{Connection, ConnectionSetup, Failover};
+use smcr_proto::connection::{AfterStream, Connection, ConnectionSetup, Failover, Streams};
 use smcr_proto::ring::Position;
 use smcr_proto::wire::cdc::{Cdc, LEN};
 use smcr_proto::{AlertToken, Instant, Ring};
@@ -39,6 +39,7 @@ struct Owner {
     /// Bytes of ours.
     written: u64,
     closed: bool,
+    begins: bool,
 }
 
 impl Owner {
@@ -48,11 +49,17 @@ impl Owner {
             _ => Ring::with_eye_catcher(16_384 << (bits & 3)),
         };
         let rings = [ring(shape), ring(shape >> 3)];
+        let streams = match shape >> 6 {
+            2 => Streams::Begins,
+            3 => Streams::Follows,
+            _ => Streams::One,
+        };
         let setup = ConnectionSetup {
             peer_token: AlertToken(0x0102_0304),
             element: rings[0],
             peer_element: rings[1],
             close_wait: Duration::from_secs(5),
+            streams,
         };
         Self {
             connection: Connection::new(setup),
@@ -64,6 +71,7 @@ impl Owner {
             consumed: 0,
             written: 0,
             closed: false,
+            begins: streams == Streams::Begins,
         }
     }
 
@@ -112,6 +120,10 @@ impl Owner {
                 self.now = self.now + Duration::from_millis(input.short().into());
                 us.handle_timeout(self.now);
             }
+            _ if self.begins && instruction >= 128 && us.after_stream() == AfterStream::Keep => {
+                us.begin_stream();
+                self.closed = false;
+            }
             _ => self.speak(),
         }
         // What must be written again is, in steps of any size.
@@ -151,6 +163,8 @@ impl Owner {
         message.connection_closed =
             flags & 64 != 0 || (self.last.connection_closed && steps & 8 == 0);
         message.abnormal_close = flags & 128 != 0;
+        message.odd_stream = self.last.odd_stream ^ (steps & 16 != 0);
+        message.keeps = steps & 32 == 0;
         if !self.hear(&message) {
             self.produced -= more;
             self.consumed -= less;
@@ -166,6 +180,8 @@ impl Owner {
                 assert_eq!(readable.saturating_sub(before.0), progress.readable_bytes);
                 assert!(readable <= self.rings[0].capacity());
                 self.last = *message;
+                // Whoever closed it has another stream now.
+                self.closed &= !progress.begun;
                 true
             }
             Err(_) => {

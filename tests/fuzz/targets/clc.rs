@@ -159,6 +159,7 @@ fn policy() -> PolicyV2 {
         max_connections: 255,
         max_links: 8,
         host_name: HostName::new("here"),
+        many_streams: true,
     }
 }
 

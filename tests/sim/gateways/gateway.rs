@@ -202,6 +202,9 @@ impl Gateway {
                         self.groups.connection_moved(connection, link, rkey, address);
                     }
                     Report::LinkVacated { link } => self.groups.link_vacated(now, link),
+                    Report::StreamEnded { .. }
+                    | Report::StreamBegun { .. }
+                    | Report::StreamRefused { .. } => panic!("connections have one stream"),
                     Report::Closed { connection, ending, rmbe, settled, streams, .. } => {
                         drop(streams);
                         assert_eq!(self.closed.insert(connection, ending), None, "closed twice");

@@ -403,7 +403,7 @@ impl Rendezvous {
         let Some(joined) = party.joined.take() else { return };
         let Some(stream) = party.stream.take() else { return };
         party.id = Some(joined.connection);
-        hosts[party.host].groups.hand_over(joined.connection, stream, joined.rmbe, None);
+        hosts[party.host].groups.hand_over(joined.connection, stream, joined.rmbe, None, false);
     }
 
     /// Gives back what one side holds, and tells its application, and perhaps the other side.

@@ -94,6 +94,7 @@ fn version_2(max_links: u8) -> Agreement {
         release: RELEASE,
         max_connections: 255,
         max_links,
+        many_streams: false,
         peer: None,
         gids: Gids::new(),
     })

@@ -29,7 +29,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use smcgate::groups::PortId;
-use smcgate::rendezvous::Stage;
+use smcgate::rendezvous::{Stage, Told};
 use smcgate::slab::Key;
 use smcr_engine::Report;
 use smcr_engine::handoff::Ending;
@@ -275,9 +275,12 @@ impl World {
 
     fn report(&mut self, host: usize, report: Report<Stream>) {
         let node = &mut self.nodes[host];
-        let Some(closed) = node.endpoint.reported(self.now, report) else {
-            self.drain(host);
-            return;
+        let closed = match node.endpoint.reported(self.now, report) {
+            None => return self.drain(host),
+            Some(Told::Closed(closed)) => closed,
+            Some(
+                Told::StreamEnded { .. } | Told::StreamBegun { .. } | Told::StreamRefused { .. },
+            ) => panic!("connections have one stream"),
         };
         drop(closed.streams);
         let (connection, ending) = (closed.connection, closed.ending);

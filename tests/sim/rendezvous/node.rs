@@ -63,6 +63,7 @@ impl Node {
             max_connections: 255,
             max_links: sizes.max_links,
             host_name: HostName::new("sim"),
+            many_streams: false,
         };
         let settings = Settings {
             peer_id: peer_id(host),

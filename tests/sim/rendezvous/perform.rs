@@ -5,6 +5,7 @@ use std::time::Duration;
 use smcgate::device::{Networks, Subnets};
 use smcgate::groups::Pollers;
 use smcgate::rendezvous::{Arrival, Effect, Limit, Surroundings};
+use smcgate::slab::Key;
 use smcr_engine::streams::Streams;
 use smcr_engine::{Command, Established};
 use smcr_proto::wire::clc::{Diagnosis, Frame, Ipv4Subnet};
@@ -35,6 +36,7 @@ impl World {
             port: None,
             dialled: false,
             stays: None,
+            follows: None,
         };
         let endpoint = &mut self.nodes[host].endpoint;
         endpoint.arrived(self.now, key(number), arrival);
@@ -97,6 +99,7 @@ impl World {
             port,
             dialled: false,
             stays: None,
+            follows: None,
         };
         let endpoint = &mut self.nodes[server].endpoint;
         endpoint.arrived(self.now, key(number), arrival);
@@ -264,11 +267,7 @@ impl World {
                     self.send(number, side, Segment::Bytes(bytes));
                 }
             }
-            Effect::Survey { key } => {
-                let side = self.side_of(key.index as usize, host);
-                let surroundings = self.surroundings(key.index as usize, side);
-                self.nodes[host].endpoint.surveyed(key, surroundings);
-            }
+            Effect::Survey { key } => self.survey(key, host),
             Effect::HandOver { key, connection, group, rmbe, .. } => {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
@@ -277,9 +276,11 @@ impl World {
                 (here.connection, here.opened) = (Some(connection), Some(self.now));
                 (here.way, here.carried) = (Way::Smc, Some(Carried::Smc));
                 here.group = Some(group);
-                self.nodes[host].endpoint.groups_mut().hand_over(connection, stream, rmbe, None);
+                let groups = self.nodes[host].endpoint.groups_mut();
+                groups.hand_over(connection, stream, rmbe, None, false);
                 self.introduce(number);
             }
+            Effect::NextStream { .. } => panic!("connections have one stream"),
             Effect::StayTcp { key, connection, port, reason, leftover, declined } => {
                 let number = key.index as usize;
                 let side = self.side_of(number, host);
@@ -312,6 +313,12 @@ impl World {
                 Limit::Places => "places for rendezvous have run out",
             }),
         }
+    }
+
+    fn survey(&mut self, key: Key, host: usize) {
+        let side = self.side_of(key.index as usize, host);
+        let surroundings = self.surroundings(key.index as usize, side);
+        self.nodes[host].endpoint.surveyed(key, surroundings);
     }
 
     /// A side begins to connect to its upstream, with the SMC option in the SYN if it `offers`

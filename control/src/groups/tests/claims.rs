@@ -189,7 +189,7 @@ fn a_group_with_a_connection_is_no_spare_one() {
     let (mut pair, _client, server) = founded();
     let Contact { group, joined: Joined { connection, rmbe, .. } } = server;
     let peer = pair.server.groups.at(group).unwrap().peer;
-    pair.server.groups.hand_over(connection, (), rmbe, None);
+    pair.server.groups.hand_over(connection, (), rmbe, None, false);
     for name in 100..116 {
         let peer = Peer { id: PeerId([name; 8]), gid: Gid([name; 16]), ..peer };
         assert!(pair.server.groups.open(pair.now, PortId(0), Role::Server, peer).is_ok());

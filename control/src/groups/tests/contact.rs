@@ -54,8 +54,8 @@ fn a_later_contact_uses_what_is_there() {
         assert_eq!(accept.offer.qpn, server.joined.offer.qpn);
         assert_eq!(confirm.offer.qpn, client.joined.offer.qpn);
         elements.push((accept.offer.rkey, accept.rmbe.index()));
-        pair.server.groups.hand_over(accept.connection, (), accept.rmbe, None);
-        pair.client.groups.hand_over(confirm.connection, (), confirm.rmbe, None);
+        pair.server.groups.hand_over(accept.connection, (), accept.rmbe, None, false);
+        pair.client.groups.hand_over(confirm.connection, (), confirm.rmbe, None, false);
     }
     elements.sort_unstable();
     elements.dedup();

@@ -109,7 +109,7 @@ fn a_new_link_gets_only_connections_whose_rmb_it_knows() {
             let confirm = pair.client.groups.join(now, client, only, SIZE).unwrap();
             let offer = Offer { rkey: Rkey(0x99), rmb_address: 0x9000, ..accept.offer };
             pair.client.groups.accept_offer(now, confirm.connection, &offer).unwrap();
-            pair.client.groups.hand_over(confirm.connection, (), confirm.rmbe, None);
+            pair.client.groups.hand_over(confirm.connection, (), confirm.rmbe, None, false);
             confirm.connection
         })
         .collect();
@@ -146,7 +146,7 @@ fn a_confirm_outlives_two_links() {
     assert_eq!(groups.accept_offer(now, accept.connection, &conflict), Ok(Taken::Awaited));
     let noted = groups.accept_offer(now, accept.connection, &confirm.offer);
     assert_eq!(noted, Ok(Taken::Noted));
-    groups.hand_over(accept.connection, (), accept.rmbe, None);
+    groups.hand_over(accept.connection, (), accept.rmbe, None, false);
     pair.settle();
     let member = *pair.server.groups.member(accept.connection).unwrap();
     assert_eq!(member.link, pair.server.groups.member(far).unwrap().link, "where the others are");
@@ -181,7 +181,7 @@ fn an_rmb_is_known_that_was_announced_while_a_link_was_left() {
     let offer = Offer { rkey: Rkey(0x77), rmb_address: 0x7000, ..confirm.offer };
     let groups = &mut pair.server.groups;
     assert_eq!(groups.accept_offer(pair.now, accept.connection, &offer), Ok(Taken::Noted));
-    groups.hand_over(accept.connection, (), accept.rmbe, None);
+    groups.hand_over(accept.connection, (), accept.rmbe, None, false);
     pair.settle();
     let member = pair.server.groups.member(accept.connection).unwrap();
     let peer = member.peer.expect("it was noted");
@@ -212,7 +212,7 @@ fn an_rmb_is_known_that_was_announced_after_a_link_was_left() {
     let next = groups.join(now, server, second, SIZE).unwrap();
     assert_eq!(groups.accept_offer(now, next.connection, &offer), Ok(Taken::Awaited));
     groups.leave(now, next.connection, next.rmbe);
-    groups.hand_over(accept.connection, (), accept.rmbe, None);
+    groups.hand_over(accept.connection, (), accept.rmbe, None, false);
     pair.settle();
     let member = pair.server.groups.member(accept.connection).unwrap();
     let peer = member.peer.expect("it was noted");
@@ -252,7 +252,7 @@ fn an_rmb_is_known_that_was_announced_before_a_link_was_gone() {
     delete_rkey(&mut pair, "server", second, Rkey(0x99));
     pair.server.says(now);
     assert_eq!(pair.server.aborted, []);
-    pair.server.groups.hand_over(accept.connection, (), accept.rmbe, None);
+    pair.server.groups.hand_over(accept.connection, (), accept.rmbe, None, false);
     pair.server.says(now);
     let member = pair.server.groups.member(accept.connection).unwrap();
     let peer = member.peer.expect("it was noted");

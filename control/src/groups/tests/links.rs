@@ -41,9 +41,9 @@ pub(super) fn established(
     let connections = [client.joined.connection, server.joined.connection];
     let (client_group, server_group) = (client.group, server.group);
     let Contact { joined, .. } = client;
-    pair.client.groups.hand_over(joined.connection, (), joined.rmbe, None);
+    pair.client.groups.hand_over(joined.connection, (), joined.rmbe, None, false);
     let Contact { joined, .. } = server;
-    pair.server.groups.hand_over(joined.connection, (), joined.rmbe, None);
+    pair.server.groups.hand_over(joined.connection, (), joined.rmbe, None, false);
     pair.settle();
     (pair, client_group, server_group, connections)
 }
@@ -141,7 +141,7 @@ fn a_rendezvous_outlives_its_link() {
     pair.client.moves_later = true;
     pair.client.groups.rnic_down(now, "r0", false).unwrap();
     pair.settle();
-    pair.client.groups.hand_over(connection, (), confirm.rmbe, None);
+    pair.client.groups.hand_over(connection, (), confirm.rmbe, None, false);
     pair.settle();
     pair.client.catch_up(now);
     assert!(pair.client.failed.is_empty());
@@ -176,7 +176,7 @@ fn a_confirm_outlives_the_link_that_it_names() {
     assert_eq!(refused, Err(BadOffer::UnknownRmb));
     let noted = groups.accept_offer(now, accept.connection, &confirm.offer);
     assert_eq!(noted, Ok(Taken::Noted));
-    groups.hand_over(accept.connection, (), accept.rmbe, None);
+    groups.hand_over(accept.connection, (), accept.rmbe, None, false);
     pair.settle();
     let member = pair.server.groups.member(accept.connection).unwrap();
     let group = pair.client.groups.at(client).unwrap();

@@ -231,6 +231,8 @@ impl Host {
                 Command::AddLink { .. }
                 | Command::FailLink { .. }
                 | Command::Forget { .. }
+                | Command::NextStream { .. }
+                | Command::CloseKept { .. }
                 | Command::Stop => {}
             }
         }

@@ -118,7 +118,10 @@ impl Two {
                 Command::Abort { connection } => {
                     self.hosts[from].aborted.push(connection);
                 }
-                Command::Forget { .. } | Command::Stop => {}
+                Command::Forget { .. }
+                | Command::NextStream { .. }
+                | Command::CloseKept { .. }
+                | Command::Stop => {}
             }
             moved = true;
         }
@@ -154,10 +157,12 @@ impl Two {
                 self.hosts[1 - from].endpoint.received(key, frame.encode().as_bytes());
             }
             Effect::HandOver { connection, rmbe, .. } => {
-                host.endpoint.groups_mut().hand_over(connection, (), rmbe, None);
+                host.endpoint.groups_mut().hand_over(connection, (), rmbe, None, false);
             }
             Effect::StayTcp { .. } => {}
-            Effect::Reset { .. } | Effect::Exhausted { .. } => panic!("{effect:?}"),
+            Effect::NextStream { .. } | Effect::Reset { .. } | Effect::Exhausted { .. } => {
+                panic!("{effect:?}")
+            }
         }
     }
 

@@ -40,7 +40,8 @@ fn a_policy_that_comes_before_an_element_is_free_counts() {
         let (connection, rmbe) = server.relayed.swap_remove(0);
         let (ending, streams) = (Ending::Graceful, [None, None]);
         let (rmbe, settled, tally) = (Some(rmbe), true, Tally::default());
-        let closed = Report::Closed { connection, ending, tally, rmbe, settled, streams };
+        let kept = false;
+        let closed = Report::Closed { connection, ending, tally, rmbe, settled, streams, kept };
         assert!(server.endpoint.reported(now, closed).is_some());
         two.call(5);
         assert_eq!(two.hosts[CLIENT].endpoint.len(), 1, "it waits for the element");

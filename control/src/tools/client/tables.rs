@@ -70,7 +70,7 @@ fn summary(stats: &Stats) -> String {
     let Stats { totals, active, memory, .. } = stats;
     format!(
         "smcgate {}, up {}\n\
-         active   {} smc-r, {} tcp, {} connecting, {} waiting, {} farewells, {} parked\n\
+         active   {} smc-r, {} tcp, {} connecting, {} waiting, {} farewells, {} parked, {} kept\n\
          total    {} smc-r, {} tcp, {} handshakes failed, {} refused\n\
          bytes    {} in, {} out\n\
          memory   {} RMBs ({} of {} elements used), {} send pool ({} used)\n\
@@ -83,6 +83,7 @@ fn summary(stats: &Stats) -> String {
         active.waiting,
         active.farewells,
         active.parked,
+        active.kept,
         totals.connections_smc,
         totals.connections_tcp,
         totals.handshakes_failed,

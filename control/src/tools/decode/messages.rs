@@ -98,6 +98,8 @@ fn cdc_words(message: &Cdc) -> Words {
             (message.sending_done, "D"),
             (message.connection_closed, "C"),
             (message.abnormal_close, "A"),
+            (message.odd_stream, "S"),
+            (message.keeps, "K"),
         ])
 }
 

@@ -47,7 +47,7 @@ impl Program {
 }
 
 fn key(slot: u16) -> Key {
-    Key { slot, generation: 1, far: false }
+    Key { slot, generation: 1, far: false, turn: 0 }
 }
 
 fn kernel() -> (Waker, Kernel) {

@@ -45,6 +45,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 Letter::Adopt(migrant) => self.adopt(now, migrant),
                 Letter::Deliver { group, message } => self.deliver(now, group, &message),
                 Letter::Abort { connection } => self.abort(now, connection),
+                Letter::CloseKept { connection } => self.close_kept(now, connection),
             }
             moved = true;
         }
@@ -77,6 +78,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 let route = Arc::new(Route::new(from, to, to_poller, keys));
                 self.move_connections(now, &route, only);
             }
+            Command::NextStream { connection, near, allowance } => {
+                self.next_stream(now, connection, near, allowance);
+            }
+            Command::CloseKept { connection } => self.close_kept(now, connection),
             Command::Stop => self.stopping = true,
         }
     }
@@ -89,12 +94,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         established: Established<S::Stream>,
         pace: Pace,
     ) {
-        let key = Key { slot: id.slot, generation: id.generation, far: false };
+        let key = Key { slot: id.slot, generation: id.generation, far: false, turn: 0 };
         let mut watched = true;
         let (near, far) = match established {
-            Established::Smc { near, link, group, rmbe, peer } => {
+            Established::Smc { near, link, group, rmbe, peer, streams } => {
                 self.shared.counters.connections_smc.add(1);
-                (near, Far::Smc(Smc::new((link, group), rmbe, peer)))
+                (near, Far::Smc(Smc::new((link, group), rmbe, peer, streams)))
             }
             Established::Tcp { near, far, from_near, from_far, declined } => {
                 self.shared.counters.connections_tcp.add(1);
@@ -130,7 +135,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn adopt(&mut self, now: Instant, migrant: Migrant<S::Stream>) {
         let Migrant { relay } = migrant;
         let id = relay.id;
-        let key = Key { slot: id.slot, generation: id.generation, far: false };
+        let (slot, generation, turn) = (id.slot, id.generation, relay.turn());
+        let key = Key { slot, generation, far: false, turn };
         let watched = relay.near.as_ref().is_none_or(|near| self.watch(key, &near.stream));
         self.shared.gauges.set(id.slot, relay.reading());
         let parked = self.connections.insert(relay);
@@ -141,6 +147,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if !matches!(outcome, Outcome::Over) {
             outcome = self.arrive(now, id.slot);
         }
+        self.tell_news(id.slot);
         self.apply(now, id.slot, outcome);
         // The connection may have ended, or moved on to a neighbour, which watches it by itself.
         if !watched && let Some((relay, mut turn)) = self.open(now, id.slot) {
@@ -150,7 +157,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         }
     }
 
-    fn watch(&mut self, key: Key, stream: &S::Stream) -> bool {
+    pub(super) fn watch(&mut self, key: Key, stream: &S::Stream) -> bool {
         let watched = self.streams.watch(key, stream).is_ok();
         self.shared.counters.watch_failures.add((!watched).into());
         watched

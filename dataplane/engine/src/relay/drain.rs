@@ -79,7 +79,7 @@ impl<T> Relay<T> {
         self.tally.count_out(turn.now, len.into());
         self.pace.charge(turn.now, &mut turn.work.paced, Way::Out, len.into());
         turn.counters.bytes_out.add(len.into());
-        let (written, stages) = ((self.id, self.tally.bytes_out), &turn.counters.stages);
+        let (written, stages) = ((self.id, self.carried_out()), &turn.counters.stages);
         turn.sampler.written(written, stages, || turn.streams.time(turn.now));
         turn.work.queue_flush(&mut self.queued);
         if more {

@@ -7,12 +7,15 @@
 //! place in the stream and their urgency (see `urgent`).
 //!
 //! - `smc` and `tcp` are the two kinds of far sides; `socket` is the near side.
+//! - `pump` carries bytes between two sockets;
 //! - `kept` and `replay`: bytes that are written again on another link (RFC 4.6.2).
 //! - `resets`: how a connection is reset, or lost.
 //! - `held`: CDC messages that came too early.
 //! - `pace`: how fast it may carry bytes.
 //! - `dormancy`: when it gives memory back.
+//! - `between`: streams that follow one another on an SMC-R connection.
 
+mod between;
 mod bypassed;
 mod crossing;
 mod dormancy;
@@ -21,6 +24,7 @@ mod fill;
 mod held;
 mod kept;
 pub(crate) mod pace;
+mod pump;
 mod replay;
 mod resets;
 pub(crate) mod route;
@@ -32,29 +36,31 @@ mod urgent;
 use std::sync::Arc;
 
 use smcr_memory::{Lease, Rmbe};
-use smcr_proto::connection::{Half, Progress};
+use smcr_proto::connection::{AfterStream, Half, Progress};
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::{Status, Work};
 
-use crate::allowance::Way;
 use crate::gauges::{Reading, Stage};
 use crate::names::{ConnectionId, Ending, GroupId, Tally};
 use crate::parked::{Parked, Waiting};
 use crate::requests::{Request, Said};
 use crate::streams::Streams;
 use crate::turn::{List, Queued, Turn};
+use between::LastStream;
 use pace::Pace;
 use route::Route;
 use smc::Smc;
 use socket::Socket;
-use tcp::{Reset, Tcp};
+use tcp::Tcp;
 
 /// A connection that is being relayed. `T` is what a TCP socket is.
 #[derive(Debug)]
 pub(crate) struct Relay<T> {
     pub(crate) id: ConnectionId,
-    /// The application's socket; gone once it was reset.
+    /// The application's socket; gone once it was reset, and between two streams.
     pub(crate) near: Option<Socket<T>>,
+    /// A stream that has ended, of which the control thread was not told yet.
+    pub(crate) last: Option<Box<LastStream<T>>>,
     pub(crate) far: Far<T>,
     /// Why it ends, if it is not because both applications have finished.
     pub(crate) ending: Option<Ending>,
@@ -88,6 +94,8 @@ pub(crate) enum Outcome {
     Moved,
     /// Both sides have ended and no work request is outstanding: the slot can serve others.
     Over,
+    /// A stream has ended or begun, and the control thread must be told.
+    News,
     /// It has left its link, and continues at the other end of this route.
     Left(Arc<Route>),
 }
@@ -125,6 +133,7 @@ impl<T> Relay<T> {
         Self {
             id,
             near: Some(Socket::new(near)),
+            last: None,
             far,
             ending: None,
             tally: Tally::default(),
@@ -193,7 +202,7 @@ impl<T> Relay<T> {
                 return Outcome::Over;
             }
         }
-        Outcome::Moved
+        self.moved()
     }
 
     /// Takes in messages that were held back: what they waited for has come, or never will.
@@ -205,7 +214,7 @@ impl<T> Relay<T> {
                 return Outcome::Over;
             }
         }
-        Outcome::Moved
+        self.moved()
     }
 
     /// Notes that messages before this one are missing because we have dropped them.
@@ -238,14 +247,21 @@ impl<T> Relay<T> {
         progress: Progress,
     ) -> Outcome {
         turn.counters.rdma_in.add(progress.readable_bytes.into());
+        if progress.begun {
+            self.stream_begun(turn);
+        }
         if progress.reset {
             return self.reset(turn, Ending::ResetByPeer);
+        }
+        if self.has_stray_bytes() {
+            turn.counters.cdc_misbehaved.add(1);
+            return self.reset(turn, Ending::PeerMisbehaved);
         }
         // RFC 7609 4.7.1 #2: CDC message wakes the receiver
         if progress.readable_bytes > 0 {
             turn.work.queue_drain(&mut self.queued);
             let unread = self.far.smc().connection.readable().len();
-            let came = (self.id, self.tally.bytes_out + u64::from(unread));
+            let came = (self.id, self.carried_out() + u64::from(unread));
             turn.sampler.came(turn.now, came, || turn.streams.time(turn.now));
         }
         // RFC 7609 4.7.4 #8: resume writing when window opens
@@ -304,9 +320,14 @@ impl<T> Relay<T> {
         if smc.outstanding > 0 {
             return Outcome::Rests;
         }
-        match self.settle(turn) {
+        let settled = self.settle(turn);
+        match settled {
             Outcome::Over => Outcome::Over,
-            Outcome::Rests | Outcome::Moved | Outcome::Left(_) => self.depart(turn),
+            Outcome::Rests | Outcome::Moved | Outcome::News | Outcome::Left(_) => {
+                let departed = self.depart(turn);
+                let stays = matches!(departed, Outcome::Rests);
+                if stays && self.has_news() { settled } else { departed }
+            }
         }
     }
 
@@ -374,60 +395,24 @@ impl<T> Relay<T> {
             // RFC 7609 4.8.1 #4: send pending data before the end
             // RFC 7609 4.8.1 #12: write nothing after C
             if near.is_done() && drained && smc.is_delivered() {
-                speaks |= smc.connection.close(turn.now);
+                match smc.connection.after_stream() {
+                    AfterStream::Close => speaks |= smc.connection.close(turn.now),
+                    AfterStream::Wait => {}
+                    AfterStream::Keep => {
+                        self.end_stream(turn);
+                        return Outcome::News;
+                    }
+                }
             }
         }
+        speaks |= smc.close_after_peer(turn.now, self.near.is_some());
         if smc.is_over() {
             return Outcome::Over;
         }
         if speaks {
             turn.work.queue_flush(&mut self.queued);
         }
-        Outcome::Moved
-    }
-
-    /// Carries bytes both ways between two sockets.
-    fn pump(&mut self, turn: &mut Turn<'_, impl Streams<Stream = T>>) -> Outcome {
-        let Far::Tcp(tcp) = &mut self.far else { panic!("whoever calls has looked") };
-        let near = self.near.as_mut().expect("a relay of two sockets that was reset is gone");
-        let ways = [(Way::In, &*near, &tcp.socket), (Way::Out, &tcp.socket, &*near)];
-        let mut is_cut_off = false;
-        let most = ways.map(|(way, source, target)| {
-            // Nobody waits for what cannot be carried anyway.
-            if !source.readable || source.eof || !target.writable {
-                return u32::MAX;
-            }
-            let granted = self.pace.grant(turn, self.id, way);
-            // The error is behind bytes that would have to wait.
-            is_cut_off |= source.failed && granted == 0;
-            granted
-        });
-        let pumped = if is_cut_off { Err(Reset) } else { tcp.pump(near, turn, most) };
-        let Ok([outbound, inbound]) = pumped else {
-            self.tally.note_reset(near.failed, tcp.socket.failed);
-            return self.reset(turn, Ending::ResetByApplication);
-        };
-        self.pace.charge(turn.now, &mut turn.work.paced, Way::In, outbound.bytes);
-        self.pace.charge(turn.now, &mut turn.work.paced, Way::Out, inbound.bytes);
-        self.tally.note_ends(near.eof, tcp.socket.eof);
-        self.tally.count_in(turn.now, outbound.bytes);
-        self.tally.count_out(turn.now, inbound.bytes);
-        turn.counters.bytes_in.add(outbound.bytes);
-        turn.counters.bytes_out.add(inbound.bytes);
-        let urgent = u64::from(outbound.urgent) + u64::from(inbound.urgent);
-        turn.counters.urgent_in.add(urgent);
-        turn.counters.urgent_out.add(urgent);
-        if near.is_done() && tcp.socket.is_done() {
-            return Outcome::Over;
-        }
-        let goes_on = |more: bool, way| more && !self.pace.waits(way);
-        if goes_on(outbound.more, Way::In) || goes_on(inbound.more, Way::Out) {
-            turn.work.queue_fill(&mut self.queued);
-        }
-        match outbound.bytes + inbound.bytes {
-            0 => Outcome::Rests,
-            1.. => Outcome::Moved,
-        }
+        self.moved()
     }
 
     /// Leaves the link, if the relay was told to and no work request is outstanding there.
@@ -446,7 +431,7 @@ impl<T> Relay<T> {
     /// The sweep asks whether it is dormant. Then it returns its element, in which nothing is
     /// unread, and how many bytes the peer has announced, modulo 2^32.
     pub(crate) fn dormant_element(&mut self) -> Option<(&mut Rmbe, u32)> {
-        let announced = self.tally.bytes_out;
+        let announced = self.carried_out();
         let Far::Smc(smc) = &mut self.far else { return None };
         let is_dormant = smc.connection.readable().is_empty() && smc.dormancy.look(announced);
         let modulo = announced & u64::from(u32::MAX);

@@ -50,6 +50,13 @@ impl Pace {
         self.stay = self.stay.wrapping_add(1);
     }
 
+    /// The next stream of the connection has carried nothing yet. What still waits in the name of
+    /// one before counts no more.
+    pub(crate) fn begin_anew(&mut self, allowance: Option<Arc<Allowance>>) {
+        let stay = self.stay.wrapping_add(1);
+        *self = Self { stay, ..Self::new(allowance) };
+    }
+
     /// Whether it waits until it may carry more in this direction.
     pub(crate) fn waits(&self, way: Way) -> bool {
         self.waits[way as usize]

@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use smcr_memory::{Lease, Rmbe, SendPool};
 use smcr_proto::Instant;
-use smcr_proto::connection::{CLOSE_WAIT, Connection, ConnectionSetup, Half, Progress};
+use smcr_proto::connection::{
+    CLOSE_WAIT, Connection, ConnectionSetup, Half, Progress, State, Streams,
+};
 use smcr_proto::error::PeerMisbehaved;
 use smcr_proto::ring::Ring;
 use smcr_proto::wire::cdc::Cdc;
 use smcr_rnic::Work;
 
+use super::between::Between;
 use super::dormancy::Dormancy;
 use super::held::{Held, hold};
 use super::kept::Kept;
@@ -39,16 +42,23 @@ pub(crate) struct Smc {
     /// Until when the last bytes of a program that has reset its connection wait for room.
     pub(crate) room_until: Option<Instant>,
     pub(super) dormancy: Dormancy,
+    pub(super) between: Between,
 }
 
 impl Smc {
     /// A connection that has carried nothing yet.
-    pub(crate) fn new((link, group): (LinkId, GroupId), rmbe: Rmbe, peer: PeerElement) -> Self {
+    pub(crate) fn new(
+        (link, group): (LinkId, GroupId),
+        rmbe: Rmbe,
+        peer: PeerElement,
+        streams: Streams,
+    ) -> Self {
         let connection = Connection::new(ConnectionSetup {
             peer_token: peer.token,
             element: Ring::new(rmbe.capacity()),
             peer_element: peer.ring,
             close_wait: CLOSE_WAIT,
+            streams,
         });
         Self {
             link,
@@ -62,6 +72,7 @@ impl Smc {
             late_until: None,
             room_until: None,
             dormancy: Dormancy::default(),
+            between: Between::default(),
         }
     }
 
@@ -189,6 +200,16 @@ impl Smc {
     pub(crate) fn is_settled(&self) -> bool {
         let promised = self.connection.has_peer_left() && !self.connection.is_lost();
         promised && !self.connection.has_peer_moved() && !self.connection.is_peer_blocked()
+    }
+
+    /// Closes the connection if the peer has closed it between two streams. Returns whether the
+    /// peer is to be told.
+    pub(super) fn close_after_peer(&mut self, now: Instant, has_near: bool) -> bool {
+        let is_due = !has_near && self.between.is_kept && !self.connection.is_lost();
+        is_due
+            && self.connection.state() == State::AppFinCloseWait
+            && self.connection.readable().is_empty()
+            && self.connection.close(now)
     }
 
     /// Whether no further message will be sent, and no work request is outstanding.

@@ -57,7 +57,7 @@ mod tests {
         let near = OwnedFd::from(listener.accept().unwrap().0);
         rustix::net::sockopt::set_socket_oobinline(&near, true).unwrap();
         let near = Near::from(near);
-        kernel.watch(Key { slot: 0, generation: 1, far: false }, &near).unwrap();
+        kernel.watch(Key { slot: 0, generation: 1, far: false, turn: 0 }, &near).unwrap();
         (application, Socket { readable: true, ..Socket::new(near) })
     }
 

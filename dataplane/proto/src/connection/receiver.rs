@@ -98,6 +98,11 @@ impl Receiver {
         gain > 0 && (self.peer_blocked || self.update_requested || urgent_consumed || worthwhile)
     }
 
+    /// Whether the peer was told that everything is consumed.
+    pub(super) fn is_all_told(&self) -> bool {
+        self.told == self.produced
+    }
+
     /// The consumer cursor of a message that goes out now.
     pub(super) fn announce(&mut self) -> Cursor {
         // RFC 7609 4.7.2 #2: do not tell a cursor twice

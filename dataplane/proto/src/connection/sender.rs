@@ -114,6 +114,22 @@ impl Sender {
         }
     }
 
+    /// Whether the peer has consumed all that was produced.
+    pub(super) fn is_all_consumed(&self) -> bool {
+        self.is_all(self.consumed)
+    }
+
+    /// Whether nothing was produced behind this position.
+    pub(super) fn is_all(&self, consumed: Position) -> bool {
+        consumed == self.produced
+    }
+
+    /// Nothing of the stream that has ended waits any more, and none of its bytes is urgent.
+    pub(super) fn begin_stream(&mut self) {
+        self.waiting = false;
+        self.urgent = Urgent::None;
+    }
+
     pub(super) fn set_waiting(&mut self, waiting: bool) {
         self.waiting = waiting;
     }

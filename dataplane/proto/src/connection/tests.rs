@@ -1,6 +1,7 @@
 //! Scenarios of RFC 7609, 4.3 to 4.8: what two connections say to each other.
 //!
-//! `figures` has those that the RFC draws, `closing` how connections end, `swarm` what chance does.
+//! `figures` has those that the RFC draws, `closing` how connections end, `swarm` what chance does;
+//! `streams` has what is ours.
 
 use super::*;
 use crate::ring::Position;
@@ -9,6 +10,7 @@ use crate::wire::cdc::Cursor;
 
 mod closing;
 mod figures;
+mod streams;
 mod swarm;
 
 const T0: Instant = Instant(0);
@@ -21,6 +23,7 @@ fn connection(element: Ring, peer_element: Ring) -> Connection {
         element,
         peer_element,
         close_wait: PATIENCE,
+        streams: Streams::One,
     })
 }
 
@@ -429,6 +432,7 @@ fn a_connection_on_its_way_may_be_sent_elsewhere() {
         element: Ring::new(16_384),
         peer_element: Ring::new(16_384),
         close_wait: PATIENCE,
+        streams: Streams::One,
     };
     let mut us = Connection::<&str>::new(setup);
     us.produce(100);

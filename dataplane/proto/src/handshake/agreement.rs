@@ -11,7 +11,7 @@ use crate::limits::{CONNECTIONS_PER_GROUP_MIN, LINKS_PER_GROUP_MAX};
 use crate::vocabulary::Gid;
 use crate::wire::clc::v2::{
     Capabilities, Eid, Eids, FirstContact, Gids, HostName, OfferV2, OsType, ProposalExtension,
-    ProposalV2, RELEASE,
+    ProposalV2, RELEASE, VendorOptions,
 };
 use crate::wire::clc::{Diagnosis, Proposal};
 
@@ -28,6 +28,8 @@ pub struct PolicyV2 {
     pub max_links: u8,
     /// What we call our host.
     pub host_name: HostName,
+    /// Whether connections may carry one stream after another, if the peer can do that, too.
+    pub many_streams: bool,
 }
 
 /// What a server accepts on one connection, given the RNIC that would carry it.
@@ -67,6 +69,10 @@ pub struct AgreementV2 {
     /// The most links in the link group: in release 0 our own limit, until CONFIRM LINK has settled
     /// it. Void in a subsequent contact.
     pub max_links: u8,
+    /// Whether connections may carry one [stream](crate::connection::Streams) after another: at
+    /// first what we offer, and what holds once the peer's extension has come. Void in a subsequent
+    /// contact.
+    pub many_streams: bool,
     /// The peer's extension of a first contact, when it has come: who the peer is, and whether it
     /// believes that no router is between the ports; see [`AgreementV2::objection`].
     pub peer: Option<FirstContact>,
@@ -99,10 +105,15 @@ impl AgreementV2 {
 
     /// Our extension of a first contact, for Accept or Confirm.
     pub(super) fn first_contact(&self, host_name: HostName, direct: bool) -> FirstContact {
+        let vendor_options = match self.many_streams {
+            true => VendorOptions::MANY_STREAMS,
+            false => VendorOptions::default(),
+        };
         let capabilities = Capabilities {
             max_connections: self.max_connections,
             max_links: self.max_links,
-            ..Capabilities::default()
+            features: 0,
+            vendor_options,
         };
         FirstContact {
             direct,
@@ -135,9 +146,16 @@ impl AgreementV2 {
                 return Err(HandshakeError::Disagreed(Diagnosis::MAX_LINKS));
             }
         }
-        self.peer = Some(peer);
+        self.note_peer(peer);
         self.gids = message.gids;
         Ok(())
+    }
+
+    /// Takes in the peer's extension of a first contact.
+    fn note_peer(&mut self, peer: FirstContact) {
+        let theirs = peer.capabilities.map(|theirs| theirs.vendor_options).unwrap_or_default();
+        self.many_streams &= theirs.contain(VendorOptions::MANY_STREAMS);
+        self.peer = Some(peer);
     }
 }
 
@@ -212,7 +230,7 @@ impl PolicyV2 {
             agreement.max_connections = theirs.max_connections;
             agreement.max_links = theirs.max_links;
         }
-        agreement.peer = Some(peer);
+        agreement.note_peer(peer);
         Ok(agreement)
     }
 
@@ -222,6 +240,7 @@ impl PolicyV2 {
             release,
             max_connections: self.max_connections,
             max_links: self.max_links,
+            many_streams: self.many_streams && release > 0,
             peer: None,
             gids: Gids::new(),
         }

@@ -3,7 +3,9 @@
 use super::tests::{CLIENT, SERVER, T0, client_actions, offer, proposal, server_actions};
 use super::*;
 use crate::vocabulary::{Gid, PeerId};
-use crate::wire::clc::v2::{Capabilities, Eid, FirstContact, Gids, HostName, OsType};
+use crate::wire::clc::v2::{
+    Capabilities, Eid, FirstContact, Gids, HostName, OsType, VendorOptions,
+};
 use crate::wire::clc::{Decline, DeclineV2, Frame, Offer, OfferV2, Proposal, ProposalV2};
 
 /// The client's RoCEv2 port.
@@ -17,6 +19,7 @@ pub(super) fn policy(eids: &[&str]) -> PolicyV2 {
         max_connections: 255,
         max_links: 8,
         host_name: HostName::new("here"),
+        many_streams: true,
     }
 }
 
@@ -104,6 +107,40 @@ fn first_contact_of_version_2() {
     client.link_confirmed();
     assert_eq!(server_actions(&mut server), [ServerAction::Done]);
     assert_eq!(client_actions(&mut client), [ClientAction::Done]);
+}
+
+/// What only our gateways know must not be done unless both have said so: neither with an older
+/// one, nor with Linux, nor with a vendor whose options look like ours in part.
+#[test]
+fn many_streams_are_agreed_on_by_both_or_not_at_all() {
+    let says = |side: &Agreement| matches!(side, Agreement::V2(it) if it.many_streams);
+    for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
+        let gids = Gids::from_items([GID]).unwrap();
+        let policies = [ours, theirs].map(|many_streams| PolicyV2 { many_streams, ..policy(&[]) });
+        let v1 = Proposal { offers_smc_r_v1: true, ..proposal() };
+        let mut client = Client::with_v2(T0, v1, policies[0], GID);
+        let mut server =
+            Server::with_policy(T0, SERVER, Policy { v1: true, v2: Some(policies[1]) });
+        let [ClientAction::Send(proposal)] = client_actions(&mut client)[..] else { panic!() };
+        server.handle_frame(proposal).unwrap();
+        server_actions(&mut server);
+        server.provide_v2(T0, offer(SERVER, true), true);
+        let [ServerAction::Send(accept)] = server_actions(&mut server)[..] else { panic!() };
+        client.handle_frame(accept).unwrap();
+        client_actions(&mut client);
+        client.provide_v2(Offer { gid: GID, ..offer(CLIENT, false) }, gids);
+        let [ClientAction::Send(confirm)] = client_actions(&mut client)[..] else { panic!() };
+        server.handle_frame(confirm).unwrap();
+        let both = ours && theirs;
+        assert_eq!(says(client.agreement().unwrap()), both, "{ours} {theirs}");
+        assert_eq!(says(server.agreement().unwrap()), both, "{ours} {theirs}");
+    }
+    for (options, are_ours) in
+        [(0, false), (1, false), (0x5347_0001, true), (0x5347_8003, true), (0x5347_0002, false)]
+    {
+        let contain = VendorOptions(options).contain(VendorOptions::MANY_STREAMS);
+        assert_eq!(contain, are_ours, "{options:x}");
+    }
 }
 
 /// Later connections carry the EID, and no extension: Linux would take one for a first contact.

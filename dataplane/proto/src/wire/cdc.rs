@@ -5,7 +5,8 @@
 //!   | FE | 44 | seq | token | rsv| wrap | count | rsv| wrap | count | f0 | f1 | reserved |
 //!                           |---- producer -----|---- consumer -----|
 //! ```
-//! `f0` is B P U R F and three reserved bits, `f1` is D C A and five, from the high bit on.
+//! `f0` is B P U R F and three reserved bits, `f1` is D C A S K and three, from the high bit on. S
+//! and K are ours, and zero in what others send (see [`Streams`](crate::connection::Streams)).
 
 use core::ops::Range;
 
@@ -59,6 +60,10 @@ mod flag {
     pub(super) const CONNECTION_CLOSED: u8 = 0x40;
     // RFC 7609 A.4 #23: A means abnormal end
     pub(super) const ABNORMAL_CLOSE: u8 = 0x20;
+    /// The number of the stream, modulo two. Reserved in the RFC.
+    pub(super) const ODD_STREAM: u8 = 0x10;
+    /// Another stream may follow. Reserved in the RFC.
+    pub(super) const KEEPS: u8 = 0x08;
 }
 
 /// A cursor as it travels: how often the ring wrapped, and the offset within it.
@@ -98,6 +103,11 @@ pub struct Cdc {
     pub connection_closed: bool,
     /// A: the connection is reset.
     pub abnormal_close: bool,
+    /// S: the stream that D and C are about is the second of its connection, or the fourth, and so
+    /// on. Not in the RFC.
+    pub odd_stream: bool,
+    /// K: the sender keeps the connection for the next stream. Not in the RFC.
+    pub keeps: bool,
 }
 
 /// Whether a received message is a CDC message; otherwise it is for [`Llc::decode`].
@@ -142,6 +152,8 @@ impl Cdc {
             sending_done: state_flag(flag::SENDING_DONE),
             connection_closed: state_flag(flag::CONNECTION_CLOSED),
             abnormal_close: state_flag(flag::ABNORMAL_CLOSE),
+            odd_stream: state_flag(flag::ODD_STREAM),
+            keeps: state_flag(flag::KEEPS),
         })
     }
 
@@ -165,7 +177,9 @@ impl Cdc {
             | flag_if(self.failover_validation, flag::FAILOVER_VALIDATION);
         bytes[field::STATE_FLAGS] = flag_if(self.sending_done, flag::SENDING_DONE)
             | flag_if(self.connection_closed, flag::CONNECTION_CLOSED)
-            | flag_if(self.abnormal_close, flag::ABNORMAL_CLOSE);
+            | flag_if(self.abnormal_close, flag::ABNORMAL_CLOSE)
+            | flag_if(self.odd_stream, flag::ODD_STREAM)
+            | flag_if(self.keeps, flag::KEEPS);
         bytes
     }
 }
@@ -232,6 +246,8 @@ mod tests {
         assert!(with(25, 0x80).sending_done);
         assert!(with(25, 0x40).connection_closed);
         assert!(with(25, 0x20).abnormal_close);
+        assert!(with(25, 0x10).odd_stream);
+        assert!(with(25, 0x08).keeps);
     }
 
     // RFC 7609 A.4 #1: CDC: type FE, length 44
@@ -249,7 +265,7 @@ mod tests {
     #[test]
     fn ignores_reserved_bytes() {
         let reserved =
-            bits(&[(8..10, 0xff), (16..18, 0xff), (24..25, 0x07), (25..26, 0x1f), (26..44, 0xff)]);
+            bits(&[(8..10, 0xff), (16..18, 0xff), (24..25, 0x07), (25..26, 0x07), (26..44, 0xff)]);
         assert_reserved(&hex(LINUX_FIRST_MESSAGE), &reserved, Cdc::decode);
     }
 
@@ -259,11 +275,11 @@ mod tests {
 
     prop_compose! {
         fn any_cdc()(
-            (sequence, token, flags) in any::<(u16, u32, [bool; 8])>(),
+            (sequence, token, flags) in any::<(u16, u32, [bool; 10])>(),
             producer in any_cursor(),
             consumer in any_cursor(),
         ) -> Cdc {
-            let [b, p, u, r, f, d, c, a] = flags;
+            let [b, p, u, r, f, d, c, a, s, k] = flags;
             Cdc {
                 sequence,
                 token: AlertToken(token),
@@ -277,6 +293,8 @@ mod tests {
                 sending_done: d,
                 connection_closed: c,
                 abnormal_close: a,
+                odd_stream: s,
+                keeps: k,
             }
         }
     }

@@ -142,9 +142,11 @@ proptest! {
     #[test]
     fn no_message_of_a_peer_is_fatal(
         messages in prop::collection::vec(
-            (any::<[u16; 2]>(), any::<[u32; 2]>(), any::<[bool; 8]>(), 0..3_u16), 1..40),
+            (any::<[u16; 2]>(), any::<[u32; 2]>(), any::<[bool; 10]>(), 0..3_u16), 1..40),
+        streams in prop::sample::select(&[Streams::One, Streams::Begins, Streams::Follows]),
     ) {
         let mut us = bytes(16_384);
+        us.streams = streams;
         us.produce(1000);
         for (wraps, counts, flags, step) in messages {
             let sequence = us.incoming.received.wrapping_add(step);
@@ -161,6 +163,8 @@ proptest! {
                 sending_done: flags[5],
                 connection_closed: flags[6],
                 abnormal_close: flags[7],
+                odd_stream: flags[8],
+                keeps: flags[9],
             };
             let before = us.clone();
             if us.handle_cdc(T0, &message).is_err() {

@@ -127,8 +127,26 @@ pub struct Capabilities {
     /// Features, one bit each. Linux sets the lowest, for its own use with SMC-D.
     pub features: u16,
     /// Vendor's experimental options. Linux sends zero.
-    pub vendor_options: u32,
+    pub vendor_options: VendorOptions,
 }
+
+/// Experimental options of whoever wrote the implementation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VendorOptions(pub u32);
+
+impl VendorOptions {
+    /// Ours: connections may carry one stream after another (see
+    /// [`Streams`](crate::connection::Streams)).
+    pub const MANY_STREAMS: Self = Self(OURS << 16 | 1);
+
+    /// Whether these are ours, with at least what `other` has.
+    pub const fn contain(self, other: Self) -> bool {
+        self.0 >> 16 == OURS && self.0 & other.0 == other.0
+    }
+}
+
+/// The upper half of our options, so that nobody else's are taken for them: "SG".
+const OURS: u32 = 0x5347;
 
 /// The extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +185,7 @@ impl FirstContact {
                 max_connections: bytes[field::MAX_CONNECTIONS],
                 max_links: bytes[field::MAX_LINKS],
                 features: u16_at(bytes, field::FEATURES),
-                vendor_options: u32_at(bytes, field::VENDOR_OPTIONS),
+                vendor_options: VendorOptions(u32_at(bytes, field::VENDOR_OPTIONS)),
             }),
         };
         let first_contact = Self {
@@ -195,7 +213,7 @@ impl FirstContact {
             bytes[field::MAX_CONNECTIONS] = ours.max_connections;
             bytes[field::MAX_LINKS] = ours.max_links;
             put(bytes, field::FEATURES, &ours.features.to_be_bytes());
-            put(bytes, field::VENDOR_OPTIONS, &ours.vendor_options.to_be_bytes());
+            put(bytes, field::VENDOR_OPTIONS, &ours.vendor_options.0.to_be_bytes());
         }
     }
 }

@@ -17,7 +17,7 @@ mod proposal;
 
 pub use decline::DeclineV2;
 pub use eid::{CONFIGURED_MAX, EIDS_MAX, Eid, EidError, Eids};
-pub use first_contact::{Capabilities, FirstContact, HostName, OsType};
+pub use first_contact::{Capabilities, FirstContact, HostName, OsType, VendorOptions};
 pub use offer::{GIDS_MAX, Gids, OfferV2};
 pub use proposal::{ProposalExtension, ProposalV2};
 

@@ -90,8 +90,12 @@ fn extension() -> ProposalExtension {
 }
 
 fn first_contact(host: &str) -> FirstContact {
-    let capabilities =
-        Capabilities { max_connections: 255, max_links: 2, features: 1, vendor_options: 0 };
+    let capabilities = Capabilities {
+        max_connections: 255,
+        max_links: 2,
+        features: 1,
+        vendor_options: VendorOptions::default(),
+    };
     FirstContact {
         direct: true,
         os: OsType::LINUX,
@@ -308,6 +312,7 @@ prop_compose! {
         gids in prop::collection::vec(any_gid(), 0..=8),
         is_accept in any::<bool>(),
     ) -> Frame {
+        let vendor_options = VendorOptions(vendor_options);
         let capabilities = Capabilities { max_connections, max_links, features, vendor_options };
         let extension = FirstContact {
             direct,
