@@ -139,3 +139,27 @@ const RMBE_SIZE_LEAST: u32 = 16_384;
 const RMBE_SIZE_MAX: u64 = 524_288;
 pub(super) const OPTION_MODES: [(&str, OptionMode); 3] =
     [("auto", OptionMode::Auto), ("ebpf", OptionMode::Ebpf), ("assume", OptionMode::Assume)];
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    /// Whoever wants a rendezvous for each connection says so with a zero.
+    #[test]
+    fn as_many_connections_are_kept_as_the_operator_wants() {
+        for (text, expected) in [
+            ("", Ok((256, 2))),
+            ("kept_max = 0", Ok((0, 2))),
+            ("kept_max = 4096\nkept_for = '9s'", Ok((4_096, 9))),
+            ("kept_max = 4097", Err("kept_max")),
+        ] {
+            let listener = "[[listener]]\nname = 'a'\nbind = '[::]:7'\nupstream = 'x:8'\n";
+            let config = Config::parse(&format!("{listener}[smc]\n{text}\n"), "gate.toml");
+            let found = config.map(|it| (it.smc.kept_max, it.smc.kept_for.as_secs()));
+            match expected {
+                Ok(expected) => assert_eq!(found.unwrap(), expected),
+                Err(key) => assert!(found.unwrap_err().to_string().contains(key)),
+            }
+        }
+    }
+}

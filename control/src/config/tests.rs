@@ -502,22 +502,3 @@ fn an_rnic_has_the_address_and_the_pollers_that_the_operator_chose() {
     let default = parse("");
     assert_eq!((default.kind, default.pollers), (UDP, 1));
 }
-
-/// Whoever wants a rendezvous for each connection says so with a zero.
-#[test]
-fn as_many_connections_are_kept_as_the_operator_wants() {
-    for (text, expected) in [
-        ("", Ok((256, 2))),
-        ("kept_max = 0", Ok((0, 2))),
-        ("kept_max = 4096\nkept_for = '9s'", Ok((4_096, 9))),
-        ("kept_max = 4097", Err("kept_max")),
-    ] {
-        let listener = "[[listener]]\nname = 'a'\nbind = '[::]:7'\nupstream = 'x:8'\n";
-        let config = Config::parse(&format!("{listener}[smc]\n{text}\n"), "gate.toml");
-        let found = config.map(|it| (it.smc.kept_max, it.smc.kept_for.as_secs()));
-        match expected {
-            Ok(expected) => assert_eq!(found.unwrap(), expected),
-            Err(key) => assert!(found.unwrap_err().to_string().contains(key)),
-        }
-    }
-}

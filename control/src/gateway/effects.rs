@@ -148,7 +148,6 @@ impl<N: Rnic> Gateway<N> {
             Some(Follows { over: false, connection, group, ended, since, round }) => {
                 let Negotiating { listener, accepts, source, target, accepted, local, .. } = one;
                 let beside = Beside { tcp: accepted, local, ended, since };
-                let (since, closing) = (now, true);
                 let kept = Kept {
                     listener,
                     accepts,
@@ -157,8 +156,7 @@ impl<N: Rnic> Gateway<N> {
                     source,
                     target,
                     beside,
-                    since,
-                    closing,
+                    closing: true,
                     round,
                 };
                 self.sessions.insert_kept(kept);

@@ -196,7 +196,7 @@ impl<N: Rnic> Gateway<N> {
             // The connection is over by now, and its last poller was faster to say so.
             return self.stream_over(now, NO_KEY, &open, Ending::Graceful, tally);
         }
-        let (key, open) = self.sessions.keep(now, connection);
+        let (key, open) = self.sessions.keep(connection);
         self.stream_over(now, key, &open, Ending::Graceful, tally);
         let listener = &mut self.listeners[usize::from(open.listener)];
         listener.kept += 1;
@@ -384,7 +384,7 @@ impl<N: Rnic> Gateway<N> {
             return self.give_stream(connection, near);
         }
         // It is about to end, or on its way to another link.
-        let (key, open) = self.sessions.keep(now, connection);
+        let (key, open) = self.sessions.keep(connection);
         self.listeners[usize::from(open.listener)].kept += 1;
         self.close_kept(key);
         self.begin_anew(now, open, near);

@@ -62,8 +62,6 @@ pub struct Kept {
     pub target: SocketAddr,
     /// The TCP connection beside it.
     pub beside: Beside,
-    /// Since when it has no stream.
-    pub since: Instant,
     /// It is being closed.
     pub closing: bool,
     /// Which round it is of; see [`Sessions::round`].
@@ -99,7 +97,7 @@ impl Sessions {
     /// # Panics
     ///
     /// If no session with SMC-R has that slot.
-    pub fn keep(&mut self, now: Instant, connection: ConnectionId) -> (Key, Open) {
+    pub fn keep(&mut self, connection: ConnectionId) -> (Key, Open) {
         let key = self.key_of(connection).expect("a poller keeps what it was given");
         let mut over = None;
         self.table.replace(key, |session| {
@@ -113,7 +111,6 @@ impl Sessions {
                 source: open.source,
                 target: open.target,
                 beside: open.beside.take().expect("SMC-R has TCP beside it"),
-                since: now,
                 closing: false,
                 round: open.round,
             };
