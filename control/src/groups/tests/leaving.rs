@@ -92,6 +92,22 @@ fn an_rmb_that_goes_concerns_none_of_those_that_leave_a_link() {
     assert_eq!(pair.client.aborted, [near]);
 }
 
+/// A connection that no other stream shall follow on is on its way to another poller, and the one
+/// that it has left does nothing about it. It would be kept for ever.
+#[test]
+fn what_is_to_be_closed_is_closed_where_it_comes_to() {
+    let (mut pair, _, _, [near, _]) = established(2, 2);
+    pair.client.moves_later = true;
+    pair.client.groups.rnic_down(pair.now, "r0", false).unwrap();
+    pair.settle();
+    pair.client.groups.close_kept(near);
+    pair.settle();
+    assert_eq!(pair.client.closing, [(PortId(0), near)]);
+    pair.client.catch_up(pair.now);
+    pair.settle();
+    assert_eq!(pair.client.closing, [(PortId(0), near), (PortId(1), near)]);
+}
+
 /// A link comes up, and the peer has not said yet what its latest RMB is called there. Connections
 /// to that RMB were spread to the link like others, and so were lost.
 // RFC 7609 2.3 #12: use a link that comes back

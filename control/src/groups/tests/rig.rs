@@ -51,6 +51,8 @@ pub(super) struct Host {
     pub(super) failed: Vec<LinkId>,
     /// Connections that were aborted.
     pub(super) aborted: Vec<ConnectionId>,
+    /// Connections that were to be closed, and at which port.
+    pub(super) closing: Vec<(PortId, ConnectionId)>,
     /// Elements of connections that were handed over.
     pub(super) relayed: Vec<(ConnectionId, smcr_memory::Rmbe)>,
     /// Its pollers are slow to move connections, until [`Self::catch_up`].
@@ -184,6 +186,7 @@ impl Host {
             events: Vec::new(),
             failed: Vec::new(),
             aborted: Vec::new(),
+            closing: Vec::new(),
             relayed: Vec::new(),
             moves_later: false,
             later: Vec::new(),
@@ -203,7 +206,7 @@ impl Host {
     /// that it leaves by.
     fn obey(&mut self, now: Instant) -> Vec<(Qpn, LlcBytes)> {
         let mut leaving = Vec::new();
-        while let Some((_, command)) = self.groups.pollers_mut().commands.pop_front() {
+        while let Some((port, command)) = self.groups.pollers_mut().commands.pop_front() {
             match command {
                 Command::SendLlc { link, message } => {
                     let mut links = self.groups.iter().flat_map(|(_, group)| &group.links);
@@ -228,11 +231,11 @@ impl Host {
                 Command::MoveConnections { from, to, keys, only, .. } => {
                     self.move_members(now, from, to, &keys, only);
                 }
+                Command::CloseKept { connection } => self.closing.push((port, connection)),
                 Command::AddLink { .. }
                 | Command::FailLink { .. }
                 | Command::Forget { .. }
                 | Command::NextStream { .. }
-                | Command::CloseKept { .. }
                 | Command::Stop => {}
             }
         }
