@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use smcr_engine::ConnectionId;
@@ -394,18 +394,11 @@ impl<N: Rnic> Gateway<N> {
     /// the peer has lost it.
     fn begin_anew(&mut self, now: Instant, open: Open, near: Near) {
         self.endpoint.take_back_stream();
-        let socket = near.as_fd().try_clone_to_owned();
-        drop(near);
-        let accepted = match socket {
-            Ok(socket) if open.accepts == Protocol::Tcp => socket,
-            // Without a descriptor the application sees an end in place of a reset.
-            socket => {
-                let end = if socket.is_ok() { Ending::ResetByPeer } else { Ending::Aborted };
-                self.stream_over(now, NO_KEY, &open, end, &Tally::default());
-                socket.into_iter().for_each(reset);
-                return;
-            }
-        };
+        let accepted = near.into_socket();
+        if open.accepts == Protocol::Smc {
+            self.stream_over(now, NO_KEY, &open, Ending::ResetByPeer, &Tally::default());
+            return reset(accepted);
+        }
         let Open { listener, standing, accepts, source, target, original, came, .. } = open;
         let ends = (source, target);
         let one = Negotiating::new(came, (listener, accepts), ends, accepted);

@@ -12,7 +12,8 @@ use smcr_os::tcp::largest_segment;
 /// rings, and the socket says when there are any.
 #[derive(Debug)]
 pub struct Near {
-    socket: OwnedFd,
+    /// There, until [`into_socket`](Self::into_socket) takes it.
+    socket: Option<OwnedFd>,
     /// Of a Unix socket, by which a program on this host has the connection: how it is to end.
     program: Option<AtEnd>,
     rings: Option<Arc<Gateway>>,
@@ -44,7 +45,22 @@ impl AtEnd {
 impl Near {
     /// The Unix socket of a program on this host, whose bytes go by these rings if there are any.
     pub fn of_program(socket: OwnedFd, at_end: AtEnd, rings: Option<Arc<Gateway>>) -> Self {
+        let socket = Some(socket);
         Self { socket, program: Some(at_end), rings, loops_back: OnceCell::from(false) }
+    }
+
+    /// The socket alone. A program is told that nothing follows by its rings, if it has some.
+    #[must_use]
+    pub fn into_socket(mut self) -> OwnedFd {
+        self.close_rings();
+        self.socket.take().expect("it is taken once")
+    }
+
+    /// Who sees that the socket is closed, may look.
+    fn close_rings(&mut self) {
+        if let (Some(rings), Some(socket)) = (self.rings.take(), &self.socket) {
+            rings.close(socket.as_fd());
+        }
     }
 
     /// Whether it is the Unix socket of a program.
@@ -75,13 +91,13 @@ impl Near {
 /// A TCP socket.
 impl From<OwnedFd> for Near {
     fn from(socket: OwnedFd) -> Self {
-        Self { socket, program: None, rings: None, loops_back: OnceCell::new() }
+        Self { socket: Some(socket), program: None, rings: None, loops_back: OnceCell::new() }
     }
 }
 
 impl AsFd for Near {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket.as_ref().expect("only its last user takes it").as_fd()
     }
 }
 
@@ -91,9 +107,6 @@ const LOOPBACK_SEGMENT_MIN: u32 = 16_384;
 
 impl Drop for Near {
     fn drop(&mut self) {
-        // Before the socket is closed: who sees that it is, may look.
-        if let Some(rings) = &self.rings {
-            rings.close(self.socket.as_fd());
-        }
+        self.close_rings();
     }
 }
