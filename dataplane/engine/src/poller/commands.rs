@@ -147,7 +147,6 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if !matches!(outcome, Outcome::Over) {
             outcome = self.arrive(now, id.slot);
         }
-        self.tell_news(id.slot);
         self.apply(now, id.slot, outcome);
         // The connection may have ended, or moved on to a neighbour, which watches it by itself.
         if !watched && let Some((relay, mut turn)) = self.open(now, id.slot) {
