@@ -198,6 +198,32 @@ fn a_stream_that_crosses_a_close_is_carried() {
     assert!(cluster.hosts.iter().all(|host| host.closed.is_empty()), "it is kept again");
 }
 
+/// The beginning of a stream may come to a poller before the connection does, which a neighbour
+/// with many of them is still about to hand over.
+#[test]
+fn a_stream_that_begins_while_its_connection_moves_is_heard_of() {
+    let sizes = Sizes { rnics: 2, letters: 16, ..Sizes::USUAL };
+    let mut cluster = Cluster::new(1, Odds::CALM, sizes);
+    cluster.many_streams = true;
+    let from = cluster.add_link_between([0, 0]);
+    let first: Vec<_> = (0..40).map(|_| cluster.connect(Transport::Smc)).collect();
+    first.iter().for_each(|number| converse(&mut cluster, *number, [1, 1]));
+    let to = cluster.add_link_between([0, 1]);
+    let [ours, theirs] =
+        [0, 1].map(|host| cluster.pairs.iter().filter_map(|pair| pair.ids[host]).collect());
+    cluster.host(Client).move_connections(from, to, Some(ours));
+    cluster.run_until_quiet();
+    cluster.host(Server).move_connections(from, to, Some(theirs));
+    cluster.turn_at(Server, 0);
+    let next: Vec<_> = first.iter().map(|_| cluster.connect_next().unwrap()).collect();
+    cluster.turn(Client);
+    cluster.wait(Duration::from_micros(5));
+    cluster.turn_at(Server, 1);
+    assert!(cluster.host(Server).sum(|counters| counters.cdc_parked.get()) > 0);
+    cluster.run_until_quiet();
+    next.iter().for_each(|number| converse(&mut cluster, *number, [10, 10]));
+}
+
 /// A peer that writes to a connection without a stream loses it. A gateway that took the bytes in
 /// had nowhere to put them, and ended with all others when it closed that connection.
 #[test]

@@ -24,6 +24,7 @@ use smcr_rnic::dice::Dice;
 use smcr_rnic::sim::{self, Network};
 
 use super::mutants::Mutant;
+use super::streams::Sessions;
 use crate::tcp::{Sockets, Stream};
 
 /// How large things are at a gateway.
@@ -131,6 +132,8 @@ pub(crate) struct Gateway {
     pub(crate) closed: BTreeMap<ConnectionId, Ending>,
     /// The same, as far as nobody has looked at it.
     pub(crate) ended: Vec<(ConnectionId, Ending)>,
+    /// What it knows of its SMC-R connections.
+    pub(crate) sessions: Sessions,
     /// What link groups told that nobody has looked at.
     pub(crate) events: VecDeque<Event>,
     /// Connections that found no memory.
@@ -153,6 +156,7 @@ impl Gateway {
             groups: Groups::new(settings, ports, mailboxes, names(host)),
             closed: BTreeMap::new(),
             ended: Vec::new(),
+            sessions: Sessions::default(),
             events: VecDeque::new(),
             no_memory: 0,
             asleep: false,
@@ -189,31 +193,13 @@ impl Gateway {
             return false;
         }
         let mut moved = false;
-        for thread in &self.threads {
-            while let Some(report) = thread.pending.receive() {
+        for index in 0..self.threads.len() {
+            while let Some(report) = self.threads[index].pending.receive() {
                 moved = true;
-                match report {
-                    Report::LlcReceived { link, message, .. } => {
-                        self.groups.llc_received(now, link, message.as_bytes());
-                    }
-                    Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
-                    Report::LinkRetired { link } => self.groups.link_retired(now, link),
-                    Report::Moved { connection, link, rkey, address } => {
-                        self.groups.connection_moved(connection, link, rkey, address);
-                    }
-                    Report::LinkVacated { link } => self.groups.link_vacated(now, link),
-                    Report::StreamEnded { .. }
-                    | Report::StreamBegun { .. }
-                    | Report::StreamRefused { .. } => panic!("connections have one stream"),
-                    Report::Closed { connection, ending, rmbe, settled, streams, .. } => {
-                        drop(streams);
-                        assert_eq!(self.closed.insert(connection, ending), None, "closed twice");
-                        self.ended.push((connection, ending));
-                        self.groups.closed(now, connection, rmbe, settled);
-                    }
-                }
+                self.reported(now, report);
             }
         }
+        moved |= self.expire_kept(now);
         if self.groups.poll_timeout().is_some_and(|deadline| deadline <= now) {
             moved = true;
             self.groups.expire(now);
@@ -227,12 +213,46 @@ impl Gateway {
         moved
     }
 
+    fn reported(&mut self, now: Instant, report: Report<Stream>) {
+        match report {
+            Report::LlcReceived { link, message, .. } => {
+                self.groups.llc_received(now, link, message.as_bytes());
+            }
+            Report::LinkBroke { link, cause } => self.groups.link_broke(now, link, cause),
+            Report::LinkRetired { link } => self.groups.link_retired(now, link),
+            Report::Moved { connection, link, rkey, address } => {
+                self.groups.connection_moved(connection, link, rkey, address);
+            }
+            Report::LinkVacated { link } => self.groups.link_vacated(now, link),
+            Report::StreamEnded { connection, near, .. } => {
+                drop(near);
+                self.stream_ended(now, connection);
+            }
+            Report::StreamBegun { connection } => self.stream_begun(connection),
+            Report::StreamRefused { connection, near, moved } => {
+                self.stream_refused(now, connection, near, moved);
+            }
+            Report::Closed { connection, ending, rmbe, settled, streams, kept, .. } => {
+                drop(streams);
+                assert_eq!(self.closed.insert(connection, ending), None, "closed twice");
+                self.ended.push((connection, ending));
+                self.session_closed(connection, ending, kept);
+                self.groups.closed(now, connection, rmbe, settled);
+            }
+        }
+    }
+
     /// When somebody must look around again, at the latest.
     pub(crate) fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let pollers = self.threads.iter_mut();
         let pollers = pollers.filter_map(|thread| thread.poller.next_deadline(now)).min();
-        let groups = if self.asleep { None } else { self.groups.poll_timeout() };
-        [pollers, groups].into_iter().flatten().min()
+        if self.asleep {
+            return pollers;
+        }
+        [pollers, self.groups.poll_timeout(), self.sessions.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// The sum of one counter over all pollers.

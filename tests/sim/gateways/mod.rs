@@ -6,6 +6,7 @@
 //! ```
 //!
 //! - [`gateway`] is one of them; [`rendezvous`] is CLC between them, in memory;
+//! - [`streams`] are connections that carry one stream after another;
 //! - [`swarm`] does whatever comes to its mind to them, and judges from outside;
 //! - [`wire`] hears what is said about links, [`reach`] what was met of it, [`costs`] what trouble
 //!   may cost;
@@ -20,6 +21,7 @@ pub(crate) mod gateway;
 mod mutants;
 pub(crate) mod reach;
 mod rendezvous;
+pub(crate) mod streams;
 mod swarm;
 mod wire;
 
@@ -34,17 +36,19 @@ use smcr_rnic::sim::{Network, Odds};
 
 use self::gateway::{Gateway, Sizes};
 use self::rendezvous::{Hosts, Rendezvous};
+use self::streams::Waiting;
 use self::wire::Wire;
 use crate::PAUSE_STEPS;
 use crate::application::Application;
 use crate::hasty::Tokens;
-use crate::tcp;
 
 /// One connection: two applications, client first, and where their gateways have it.
 pub(crate) struct Connected {
     pub(crate) applications: [Application; 2],
     /// Which gateway, and what it calls the connection once its poller has it.
     pub(crate) names: [(usize, Option<ConnectionId>); 2],
+    /// How it ended there, as far as it has.
+    ended: [Option<Ending>; 2],
 }
 
 impl Connected {
@@ -77,6 +81,7 @@ pub(crate) struct World {
     pub(crate) wire: Wire,
     /// What the two gateways of a connection call it: what each hears leads to what the other does.
     pub(crate) tokens: Tokens,
+    waiting: Waiting,
 }
 
 impl World {
@@ -99,6 +104,7 @@ impl World {
             steps: 0,
             wire,
             tokens: Tokens::default(),
+            waiting: Waiting::default(),
         }
     }
 
@@ -109,16 +115,11 @@ impl World {
 
     /// As [`connect`](Self::connect), where the gateway of the client plays many peers.
     pub(crate) fn connect_as(&mut self, peer: u16, client: usize, ports: [PortId; 2]) -> usize {
-        let number = self.connections.len();
-        let seed = 2 * number as u64;
-        let [(here, near), (there, far)] =
-            [(), ()].map(|()| tcp::connection(self.sizes.socket_bytes));
-        let applications =
-            [Application::new(here, seed, seed + 1), Application::new(there, seed + 1, seed)];
-        let rendezvous =
-            Rendezvous::new(self.now, number, client, ports, self.agreement, [near, far]);
+        let (number, applications, sockets) = self.applications_for_next();
+        let rendezvous = Rendezvous::new(self.now, number, client, ports, self.agreement, sockets);
         let rendezvous = rendezvous.of_peer(peer);
-        self.connections.push(Connected { applications, names: rendezvous.names() });
+        let names = rendezvous.names();
+        self.connections.push(Connected { applications, names, ended: [None; 2] });
         self.rendezvous.push(rendezvous);
         number
     }
@@ -162,9 +163,9 @@ impl World {
                 }
             }
         }
-        for one in &self.rendezvous {
-            let names = one.names();
-            self.connections[one.number].names = names;
+        for index in 0..self.rendezvous.len() {
+            let (number, names) = (self.rendezvous[index].number, self.rendezvous[index].names());
+            self.note_names(number, names);
             if let [(here, Some(ours)), (there, Some(theirs))] = names {
                 let ears = [(here, ours.token()), (there, theirs.token())];
                 let mut tokens = self.tokens.lock().expect("nobody panics with it");
@@ -172,7 +173,7 @@ impl World {
             }
         }
         self.rendezvous.retain(|one| !one.is_over());
-        moved
+        moved | self.heed_streams()
     }
 
     fn next_event_of(&mut self, host: usize) -> Option<Event> {
@@ -277,8 +278,7 @@ impl World {
 
     /// How the connection ended at the gateway of this side, if it was handed over and ended.
     pub(crate) fn ending(&self, number: usize, side: usize) -> Option<Ending> {
-        let (host, id) = self.connections[number].names[side];
-        self.hosts[host].closed.get(&id?).copied()
+        self.connections[number].ended[side]
     }
 
     /// Whether a poller has it, or had.

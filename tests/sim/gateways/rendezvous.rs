@@ -403,7 +403,9 @@ impl Rendezvous {
         let Some(joined) = party.joined.take() else { return };
         let Some(stream) = party.stream.take() else { return };
         party.id = Some(joined.connection);
-        hosts[party.host].groups.hand_over(joined.connection, stream, joined.rmbe, None, false);
+        let host = &mut hosts[party.host];
+        host.sessions.opened(joined.connection, side == CLIENT);
+        host.groups.hand_over(joined.connection, stream, joined.rmbe, None, true);
     }
 
     /// Gives back what one side holds, and tells its application, and perhaps the other side.
@@ -454,9 +456,9 @@ pub(super) const CLIENTS: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 0);
 /// Where servers are.
 pub(super) const SERVERS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 1));
 /// Index of the side that connects.
-const CLIENT: usize = 0;
+pub(super) const CLIENT: usize = 0;
 /// Index of the side that accepts.
-const SERVER: usize = 1;
+pub(super) const SERVER: usize = 1;
 /// As long as production waits for the end of a connection whose element is offered again.
 const END_WAIT: Duration = Duration::from_millis(200);
 /// As long as production lets a rendezvous last.

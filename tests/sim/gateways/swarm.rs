@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use smcgate_tests::{run_all, seeds};
+use smcr_engine::ConnectionId;
 use smcr_engine::handoff::Ending;
 use smcr_proto::handshake::{Agreement, AgreementV2};
 use smcr_proto::wire::clc::v2::{Eid, Gids, RELEASE};
@@ -26,8 +27,8 @@ use crate::habits::{Down, Whim, redundant_links};
 pub(super) struct Swarm {
     pub(super) dice: Dice,
     pub(super) world: World,
-    /// Connections that an operator aborted.
-    aborted: Vec<usize>,
+    /// Connections that an operator aborted, as a gateway calls them.
+    aborted: Vec<(usize, ConnectionId)>,
     down: Down,
     /// How likely a step brings trouble beyond what applications do.
     pub(super) trouble: Chance,
@@ -81,6 +82,8 @@ pub(super) struct Seen {
     /// Connections that were reset because a message that had been acknowledged was not there.
     data_lost: u64,
     links_failed_over: u64,
+    /// Streams that followed others, and those that came too late.
+    streams: [u64; 2],
     /// Memory that dormant connections gave back.
     given_back: u64,
     /// What was said about links and rkeys, and the like.
@@ -88,13 +91,13 @@ pub(super) struct Seen {
 }
 
 /// What two gateways agree on in SMC-Rv2.
-fn version_2(max_links: u8) -> Agreement {
+fn version_2(max_links: u8, many_streams: bool) -> Agreement {
     Agreement::V2(AgreementV2 {
         eid: Eid::SMCGATE,
         release: RELEASE,
         max_connections: 255,
         max_links,
-        many_streams: false,
+        many_streams,
         peer: None,
         gids: Gids::new(),
     })
@@ -122,6 +125,7 @@ impl Seen {
         self.data_lost += one.data_lost;
         self.links_failed_over += one.links_failed_over;
         self.given_back += one.given_back;
+        self.streams.iter_mut().zip(one.streams).for_each(|(sum, count)| *sum += count);
         self.met.add(&one.met);
     }
 
@@ -136,6 +140,8 @@ impl Seen {
             && rescues
             && self.bytes.min(self.given_back) > 1 << 20
             && self.contacts.iter().all(|sum| *sum > 5)
+            && self.streams[0] > 100
+            && self.streams[1] > 0
     }
 }
 
@@ -184,7 +190,7 @@ impl Swarm {
         let odds_now = odds.clone();
         let mut world = World::new(seed, odds, sizes);
         if seed % 2 == 1 {
-            world.agreement = version_2(max_links);
+            world.agreement = version_2(max_links, seed % 4 == 3);
         }
         let (aborted, down, seen) = (Vec::new(), Down::default(), Seen::default());
         let noticed = Instant(0);
@@ -235,6 +241,11 @@ impl Swarm {
             let side = self.dice.index(2);
             self.act_on(number, side);
         }
+        if self.has_streams() && self.dice.roll(Chance::percent(25)) {
+            self.end_streams();
+        } else if self.has_streams() && self.dice.roll(Chance::percent(12)) {
+            self.connect();
+        }
         if self.dice.roll(self.trouble) {
             self.make_trouble();
         }
@@ -280,7 +291,31 @@ impl Swarm {
         let client = self.dice.index(2);
         let ports = [client, 1 - client]
             .map(|host| self.down.any_up(&mut self.dice, &self.world.hosts[host].gids));
+        let follows = self.has_streams() && self.dice.roll(Chance::percent(80));
+        if follows && self.world.connect_next(client, ports).is_some() {
+            return;
+        }
         self.world.connect(client, ports);
+    }
+
+    /// Whether connections carry one stream after another.
+    fn has_streams(&self) -> bool {
+        matches!(&self.world.agreement, Agreement::V2(terms) if terms.many_streams)
+    }
+
+    /// Somebody ends a conversation, or has enough of a connection without one.
+    fn end_streams(&mut self) {
+        if self.dice.roll(Chance::percent(80)) {
+            let count = self.world.connections.len();
+            let young = count.saturating_sub(8);
+            self.world.connections[young + self.dice.index(count - young)].say_goodbye();
+            return;
+        }
+        let host = &mut self.world.hosts[self.dice.index(2)];
+        let kept = host.kept();
+        if !host.asleep && !kept.is_empty() {
+            host.close_kept(kept[self.dice.index(kept.len())]);
+        }
     }
 
     fn act_on(&mut self, number: usize, side: usize) {
@@ -354,7 +389,7 @@ impl Swarm {
                 let (host, id) = self.world.connections[number].names[self.dice.index(2)];
                 if let Some(id) = id {
                     self.world.hosts[host].groups.abort(id);
-                    self.aborted.push(number);
+                    self.aborted.push((host, id));
                 }
             }
             _ => self.flap(),
@@ -497,6 +532,8 @@ impl Swarm {
         for number in 0..self.world.connections.len() {
             self.judge_connection(number);
         }
+        self.world.assert_no_stream_waits();
+        self.seen.streams = self.world.waiting.counts;
         let World { hosts, network, contacts, wire, .. } = &mut self.world;
         self.seen.contacts = *contacts;
         self.seen.messages_lost = lost;
@@ -523,6 +560,12 @@ impl Swarm {
         !self.cautious || names.any(is_touched)
     }
 
+    /// Whether an operator aborted the connection of this stream, during it or another one.
+    fn was_aborted(&self, number: usize) -> bool {
+        let mut names = self.world.connections[number].names.into_iter();
+        names.any(|(host, id)| id.is_some_and(|id| self.aborted.contains(&(host, id))))
+    }
+
     /// Whether an RNIC lost what it had acknowledged in the link group of this connection.
     fn has_lost(&self, number: usize) -> bool {
         let mut names = self.world.connections[number].names.into_iter();
@@ -538,7 +581,10 @@ impl Swarm {
         let told = |one: &Application| (one.sent(), one.received(), one.heard());
         let story = format!("connection {number}: {endings:?} {:?}", [client, server].map(told));
         let gone = client.is_gone() || server.is_gone();
-        let lost = endings.iter().flatten().any(|ending| *ending == Ending::LinkLost);
+        let closings = self.world.connections[number]
+            .names
+            .map(|(host, id)| self.world.hosts[host].closed.get(&id?).copied());
+        let lost = [endings, closings].as_flattened().contains(&Some(Ending::LinkLost));
         // What was acknowledged and then lost is no fault of anybody's, but only there.
         let vanished = endings.iter().flatten().any(|ending| *ending == Ending::DataLost)
             && self.has_lost(number);
@@ -547,7 +593,8 @@ impl Swarm {
             || lost && self.may_be_lost(number)
             || vanished
             || refused
-            || self.aborted.contains(&number);
+            || self.was_aborted(number)
+            || self.world.was_refused(number);
         let well = judge_streams([client, server], &story);
         assert!(well || excused, "{story}: why?");
         self.seen.refused += u64::from(refused);
