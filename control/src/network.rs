@@ -30,7 +30,7 @@ pub struct Place {
     pub device: Option<String>,
     /// The address it lives at; none where there is no RNIC.
     pub address: Option<IpAddr>,
-    /// New connections may use it.
+    /// The configuration still has it.
     pub wanted: bool,
 }
 
@@ -45,6 +45,15 @@ impl Place {
     }
 }
 
+/// The ports of an RNIC.
+#[derive(Debug, Default)]
+struct Ports {
+    /// Those that new connections may use now.
+    usable: Vec<PortId>,
+    /// The first of those that the configuration has.
+    first: Option<PortId>,
+}
+
 /// Devices, ports, and who goes with whom.
 #[derive(Debug)]
 pub struct Network {
@@ -53,8 +62,8 @@ pub struct Network {
     places: Vec<Place>,
     /// Whether each port can be used.
     up: Vec<bool>,
-    /// Ports that are up, for connections of each network device.
-    by_device: HashMap<String, Vec<PortId>>,
+    /// The ports for connections of each network device, by its name.
+    by_device: HashMap<String, Ports>,
     /// Readable when something changed; none where the kernel does not say.
     changes: Option<OwnedFd>,
     /// Which connections are protected.
@@ -81,7 +90,7 @@ impl Network {
         PortId(self.places.len() - 1)
     }
 
-    /// New connections use a port no more, or again.
+    /// The configuration has a port no more, or again.
     pub fn set_wanted(&mut self, port: PortId, wanted: bool) {
         self.places[port.0].wanted = wanted;
         self.judge();
@@ -94,17 +103,23 @@ impl Network {
     }
 
     /// The ports for a connection whose local address is `local`: those of the RNIC that goes with
-    /// the device of the connection, as far as they are up.
-    fn ports_for(&self, local: IpAddr) -> &[PortId] {
-        let device = self.devices.owner_of(local);
-        let ports = device.and_then(|device| self.by_device.get(&device.name));
-        ports.map_or(&[], Vec::as_slice)
+    /// the device of the connection.
+    fn ports_for(&self, local: IpAddr) -> Option<&Ports> {
+        let device = self.devices.owner_of(local)?;
+        self.by_device.get(&device.name)
     }
 
-    /// The port, with its poller, for a connection whose local address is `local`; none if no port
-    /// that goes with its device is up.
+    /// The port, with its poller, for a connection whose local address is `local`; none if no RNIC
+    /// goes with its device. If that is down, another one of its physical network may stand in:
+    /// link groups know which.
     pub fn port_for(&self, local: IpAddr) -> Option<PortId> {
-        self.ports_for(local).first().copied()
+        let ports = self.ports_for(local)?;
+        ports.usable.first().copied().or(ports.first)
+    }
+
+    /// Whether a port that goes with the device of this address is up.
+    pub fn is_served(&self, local: IpAddr) -> bool {
+        self.ports_for(local).is_some_and(|ports| !ports.usable.is_empty())
     }
 
     /// Our address on the route to `there`; none if there is no route now.
@@ -180,10 +195,12 @@ impl Network {
         self.up = self.places.iter().map(is_up).collect();
         let ports_for = |device: &NetworkDevice| {
             let rnic = self.pnet.rnic_for(&device.name).name;
-            let ports = self.places.iter().zip(&self.up).enumerate();
-            let usable =
-                ports.filter(|(_, (place, up))| **up && place.wanted && place.rnic == rnic);
-            (device.name.clone(), usable.map(|(index, _)| PortId(index)).collect())
+            let ports = (0..).map(PortId).zip(&self.places);
+            let wanted = ports.filter(|(_, place)| place.wanted && place.rnic == rnic);
+            let mut wanted = wanted.map(|(port, _)| port).peekable();
+            let first = wanted.peek().copied();
+            let usable = wanted.filter(|port| self.up[port.0]).collect();
+            (device.name.clone(), Ports { usable, first })
         };
         self.by_device = self.devices.all().iter().map(ports_for).collect();
     }
@@ -253,12 +270,13 @@ mod tests {
         let network = network();
         let ports = |address: &str| network.ports_for(address.parse().unwrap());
         for address in ["10.8.0.1", "::ffff:10.8.0.1", "fd00::1", "10.9.0.1"] {
-            assert_eq!(ports(address), [PortId(0), PortId(1)], "{address}");
+            assert_eq!(ports(address).unwrap().usable, [PortId(0), PortId(1)], "{address}");
         }
-        assert_eq!(ports("10.7.0.1"), []);
+        assert!(ports("10.7.0.1").is_none());
     }
 
-    /// A connection over a dead port would wait for ten seconds and then fail.
+    /// A connection over a dead port would wait for ten seconds and then fail. But link groups are
+    /// told which it is, as others may stand in for it.
     #[test]
     fn a_port_without_carrier_or_address_takes_no_connections() {
         let mut network = network();
@@ -267,8 +285,13 @@ mod tests {
             device("vlan7", &["10.9.0.1"]),
         ]);
         network.judge();
-        let ports = |network: &Network| network.ports_for("10.9.0.1".parse().unwrap()).len();
+        let address = "10.9.0.1".parse().unwrap();
+        let ports = |network: &Network| network.ports_for(address).unwrap().usable.len();
         assert_eq!((network.is_up(PortId(0)), ports(&network)), (false, 0));
+        assert_eq!(
+            (network.is_served(address), network.port_for(address)),
+            (false, Some(PortId(0)))
+        );
         network.devices =
             Devices::from_iter([device("va", &["fd00::2"]), device("vlan7", &["10.9.0.1"])]);
         network.judge();

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock::{now, wait_until};
+use crate::failure::assert_echo;
 use crate::gateway::{Gateway, Pair, Setup, local};
 use crate::hosts::{Host, Hosts, accept, set_limit};
 use crate::pattern::{Pattern, receive};
@@ -39,6 +40,45 @@ fn paths_come_and_go_under_load() {
 fn smoke_paths_come_and_go() {
     let hosts = Hosts::with_two_paths("smoke_paths_come_and_go");
     println!("{}", run_failovers(&hosts, 4, 256 << 20));
+}
+
+/// The network of the RNIC that connections use has failed, and that of another one on the same
+/// physical network has not: new connections go over that, in the group that there is, and in one
+/// that they found.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn smoke_another_rnic_stands_in_for_new_connections() {
+    let hosts = Hosts::with_two_paths("smoke_another_rnic_stands_in");
+    let listener = hosts.b.listen(local(PORT));
+    let setup = |name: &str, host: &Host| {
+        let pnet = format!("[[pnet]]\ndevice = \"{}\"\nrnic = \"soft0\"", host.device);
+        Setup::on_device(name, host.second(), &pnet).rnic("soft1", host.device)
+    };
+    for founds in [false, true] {
+        let near = setup("gateway-a", &hosts.a).towards(hosts.b.address, PORT);
+        let far = setup("gateway-b", &hosts.b).before(&hosts.b, PORT);
+        let pair = Pair::start_these(&hosts, near, far);
+        let talk = || {
+            let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+            let server = accept(&listener, STALL_LIMIT);
+            set_limit(&client, STALL_LIMIT);
+            set_limit(&server, STALL_LIMIT);
+            assert_echo(&client, &server);
+        };
+        if !founds {
+            talk();
+            wait_until("both gateways have both links", STALL_LIMIT, || has_links(&pair, 2));
+        }
+        hosts.a.set_path(1, false);
+        wait_until("the gateways have noticed", STALL_LIMIT, || {
+            [&pair.a, &pair.b]
+                .iter()
+                .all(|one| one.stats().rnics.iter().any(|rnic| rnic.state == "down"))
+        });
+        (0..3).for_each(|_| talk());
+        pair.assert_all_smc(3);
+        hosts.a.set_path(1, true);
+    }
 }
 
 /// Runs the load while a path goes and comes back `flips` times. Returns how long users waited.

@@ -141,8 +141,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         // RFC 7609 3.5.1 #1: new group on first contact
         // RFC 7609 3.5.1.2 #9: allocate QP and element to accept
         // RFC 7609 3.5.1.2 #10: first contact flag in Accept
-        let reach = (!peer.v2).then_some(peer.gid);
-        let port = groups.usable_port(port, reach).expect("the Proposal was refused otherwise");
+        // One that needs no router, if there is any: another RNIC of the peer may stand in, which
+        // is on another subnet. SMC-Rv1 requires that.
+        let direct = groups.usable_port(port, Some(peer.gid));
+        let port = direct.or_else(|| groups.usable_port(port, None).filter(|_| peer.v2));
+        let port = port.expect("the Proposal was refused otherwise");
         let chosen = &groups.ports()[port.0];
         if peer.v2 && !chosen.is_near(peer.id) && chosen.path_to(peer.gid).is_none() {
             return Err(Shortage::Final(Diagnosis::NO_ROUTE));

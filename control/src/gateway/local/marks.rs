@@ -65,7 +65,7 @@ impl<N: Rnic> Gateway<N> {
             IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
             peer @ (IpAddr::V4(_) | IpAddr::V6(_)) => peer,
         };
-        peer.is_loopback() && self.network.port_for(peer).is_none()
+        peer.is_loopback() && !self.network.is_served(peer)
     }
 
     /// Has the SYN-ACKs of a listening socket answer SMC-R.
