@@ -403,7 +403,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
 
     /// An element that the peer may still write: no connection gets it for a while.
     fn rest(&mut self, now: Instant, mut rmbe: Rmbe) {
-        rmbe.touch(0..rmbe.capacity());
+        rmbe.touch_all();
         self.group.quarantine.push_back((now + QUARANTINE, rmbe));
     }
 

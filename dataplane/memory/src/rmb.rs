@@ -40,7 +40,14 @@ impl Rmb {
         assert!(elements > 0);
         let free = (1..=elements)
             .rev()
-            .map(|index| Rmbe { region: region.clone(), index, size, touched: 0..0, before: 0 })
+            .map(|index| Rmbe {
+                region: region.clone(),
+                index,
+                size,
+                touched: 0..0,
+                anywhere: false,
+                before: 0,
+            })
             .collect();
         Self { region, size, free, cooling: VecDeque::new(), elements }
     }
@@ -104,6 +111,8 @@ pub struct Rmbe {
     size: RmbeSize,
     /// The bytes that the peer has written, as far as it has said so, and those between.
     touched: Range<u32>,
+    /// It may have written anywhere else, too.
+    anywhere: bool,
     /// How many bytes had been placed in it before the present connection got it, modulo 2^32.
     before: u32,
 }
@@ -158,6 +167,13 @@ impl Rmbe {
         }
     }
 
+    /// Notes that the peer may have written anywhere. Most of it will not have pages: those that
+    /// there are will be given back, rather than others made in order to zero them.
+    pub fn touch_all(&mut self) {
+        self.touched = 0..self.capacity();
+        self.anywhere = true;
+    }
+
     /// Gives the pages that the peer has used back to the host, if it has announced all that it has
     /// written: `announced` bytes in all, modulo 2^32, since the element was taken, and the caller
     /// has read them. Returns how many bytes the pages had: none, if they stay.
@@ -179,7 +195,7 @@ impl Rmbe {
         if used.is_empty() || !placer.relinquish(pages, start..end, expected) {
             return 0;
         }
-        self.touched = 0..0;
+        (self.touched, self.anywhere) = (0..0, false);
         used.len()
     }
 
@@ -206,10 +222,10 @@ impl Rmbe {
     /// one short system call.
     fn clear(&mut self) {
         let (start, len, used) = (self.start(), self.capacity() as usize, self.used().end);
-        let by_hand = if used > ZERO_BY_HAND_MAX { 0 } else { used };
+        let by_hand = if self.anywhere || used > ZERO_BY_HAND_MAX { 0 } else { used };
         self.region.zero(start, by_hand);
         self.region.discard(start + by_hand, len - by_hand);
-        self.touched = 0..0;
+        (self.touched, self.anywhere) = (0..0, false);
         self.before = self.region.placed(start, len);
     }
 
@@ -269,6 +285,9 @@ const PAGE: usize = 4096;
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     // RFC 7609 2.1 #8: equal element sizes within an RMB
@@ -371,6 +390,33 @@ mod tests {
             rmb.give_back(first);
             rmb.give_back(second);
         }
+    }
+
+    /// A reset connection has used a page or two of its element, and its peer may write anywhere.
+    /// Where thousands were reset at once, zeroing the whole of each by hand took memory for all.
+    #[test]
+    fn an_element_that_may_have_been_written_anywhere_gets_no_new_pages() {
+        let region = Region::new(2 * 32_768).unwrap();
+        let mut rmb = Rmb::carve(region.clone(), RmbeSize::from_notation(1));
+        let mut element = rmb.take().unwrap();
+        region.copy_in(element.start() + 100, &[9; 50]);
+        assert_eq!(pages_of(&region), 1);
+        element.touch_all();
+        rmb.give_back(element);
+        assert_eq!(pages_of(&region), 0);
+    }
+
+    /// How many pages of a region have memory.
+    fn pages_of(region: &Region) -> usize {
+        let map = File::open("/proc/self/pagemap").unwrap();
+        let first = region.address() / PAGE as u64;
+        let pages = first..first + (region.len() / PAGE) as u64;
+        let is_present = |page: &u64| {
+            let mut entry = [0; 8];
+            map.read_exact_at(&mut entry, page * 8).unwrap();
+            u64::from_ne_bytes(entry) >> 63 == 1
+        };
+        pages.filter(is_present).count()
     }
 
     #[test]

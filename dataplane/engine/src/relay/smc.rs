@@ -166,8 +166,7 @@ impl Smc {
 
     /// Notes that the peer may have written to all of our element.
     pub(super) fn touch_all(&mut self) {
-        let capacity = self.rmbe.capacity();
-        self.rmbe.touch(0..capacity);
+        self.rmbe.touch_all();
     }
 
     /// Moves the connection to another link, and returns the route. Takes along the bytes that must
