@@ -74,7 +74,8 @@ struct RunArguments {
     /// Workloads: RR-n, RR-nxb (requests of b bytes instead of 64), RRO-n@r (r requests per
     /// second), BURST-n (newcomers), IDLE-n (RR-1 beside idle connections), SCRAPED-n (the
     /// same, while metrics are read), STR, STR-cubic, STR-reverse, FANIN-n (streams at once), CRR,
-    /// CRR-beside-STR, CRR-sustained (a minute at least); and with programs of others RR-32-http
+    /// CRR-beside-STR, CRR-sustained (a minute at least), CRR-sustained-client (clients close
+    /// first); and with programs of others RR-32-http
     /// and CRR-http (wrk, nginx), iperf3, sockperf, redis, pgbench.
     #[arg(long, value_delimiter = ',', default_value = "RR-1,RR-32,STR,CRR")]
     scenarios: Vec<Scenario>,
@@ -169,6 +170,9 @@ struct LoadArguments {
     /// crr: beside a stream to this sink.
     #[arg(long)]
     beside: Option<SocketAddr>,
+    /// crr: as a client that closes first, with an echo server.
+    #[arg(long)]
+    closes_first: bool,
     /// str: congestion control of this end.
     #[arg(long)]
     congestion: Option<String>,
@@ -310,8 +314,10 @@ fn load(arguments: &LoadArguments) -> Result<()> {
         },
         (LoadKind::Crr, _) => {
             let connections = connections.unwrap_or(crr::CONCURRENT);
+            let closes_first =
+                if arguments.closes_first { crr::Side::Client } else { crr::Side::Server };
             match arguments.beside {
-                None => crr::run(target, connections, seconds),
+                None => crr::run(target, closes_first, connections, seconds),
                 Some(sink) => crr::run_beside(target, sink, connections, seconds),
             }
         }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
 use self::programs::Program;
+use self::short_connections::Side;
 use crate::failure::{Doing as _, Result};
 use crate::latency::Latency;
 use crate::readiness::{Interest, Readiness};
@@ -40,8 +41,9 @@ pub(crate) enum Scenario {
     ShortConnectionsBesideStream,
     /// `CRR`: 32 at a time: connect, request, response, close.
     ShortConnections,
-    /// `CRR-sustained`: the same for at least a minute, as long as a port stays in TIME_WAIT.
-    SustainedShortConnections,
+    /// `CRR-sustained`: the same for at least a minute, as long as a port stays in TIME_WAIT;
+    /// `CRR-sustained-client`: and clients close first, as those of databases do.
+    SustainedShortConnections { closes_first: Side },
     /// `BURST-n`: n newcomers at once, each with one request.
     Burst { connections: u32 },
     /// `IDLE-n`: as RR-1, beside n idle connections.
@@ -162,9 +164,11 @@ impl Scenario {
             | Self::Scraped { .. } => Service::Echo,
             Self::Stream { .. } | Self::FanIn { .. } => Service::Sink,
             Self::ReverseStream => Service::Source,
-            Self::ShortConnections
-            | Self::ShortConnectionsBesideStream
-            | Self::SustainedShortConnections => Service::Crr,
+            Self::ShortConnections | Self::ShortConnectionsBesideStream => Service::Crr,
+            Self::SustainedShortConnections { closes_first } => match closes_first {
+                Side::Server => Service::Crr,
+                Side::Client => Service::Echo,
+            },
             Self::HttpRoundTrip | Self::HttpShortConnections => Service::Http,
             Self::Program(program) => program.service(),
         }
@@ -179,7 +183,7 @@ impl Scenario {
             | Self::Burst { connections } => connections,
             Self::Idle { connections } | Self::Scraped { connections } => connections + 1,
             Self::Stream { .. } | Self::ReverseStream => 1,
-            Self::ShortConnections | Self::SustainedShortConnections => {
+            Self::ShortConnections | Self::SustainedShortConnections { .. } => {
                 short_connections::CONCURRENT
             }
             Self::ShortConnectionsBesideStream => short_connections::CONCURRENT + 1,
@@ -208,7 +212,7 @@ impl Scenario {
 
     /// Whether connections in TIME_WAIT at the end are part of the measurement.
     pub(crate) fn is_sustained(self) -> bool {
-        self == Self::SustainedShortConnections
+        matches!(self, Self::SustainedShortConnections { .. })
     }
 
     /// Whether half a round trip is a one-way latency, since no other connection delays it.
@@ -229,7 +233,7 @@ impl Scenario {
             }
             Self::ShortConnections
             | Self::ShortConnectionsBesideStream
-            | Self::SustainedShortConnections => Some(short_connections::REQUEST_BYTES),
+            | Self::SustainedShortConnections { .. } => Some(short_connections::REQUEST_BYTES),
             Self::HttpRoundTrip | Self::HttpShortConnections | Self::Program(_) => None,
         }
     }
@@ -247,7 +251,7 @@ impl Scenario {
             | Self::FanIn { .. }
             | Self::ShortConnections
             | Self::ShortConnectionsBesideStream
-            | Self::SustainedShortConnections
+            | Self::SustainedShortConnections { .. }
             | Self::HttpRoundTrip
             | Self::HttpShortConnections
             | Self::Program(_) => Congestion::HostDefault,
@@ -303,7 +307,11 @@ impl Scenario {
             Self::ShortConnectionsBesideStream => {
                 ours("crr", &["--beside".into(), at(Service::Sink).to_string()])
             }
-            Self::ShortConnections | Self::SustainedShortConnections => ours("crr", &[]),
+            Self::ShortConnections
+            | Self::SustainedShortConnections { closes_first: Side::Server } => ours("crr", &[]),
+            Self::SustainedShortConnections { closes_first: Side::Client } => {
+                ours("crr", &["--closes-first".into()])
+            }
             Self::HttpRoundTrip => http::wrk(target, duration, http::KeepAlive::Yes),
             Self::HttpShortConnections => http::wrk(target, duration, http::KeepAlive::No),
             Self::Program(program) => program.load(target, duration),
@@ -327,7 +335,7 @@ impl Scenario {
             | Self::FanIn { .. }
             | Self::ShortConnections
             | Self::ShortConnectionsBesideStream
-            | Self::SustainedShortConnections => {
+            | Self::SustainedShortConnections { .. } => {
                 serde_json::from_str(output.trim()).map_err(|error| error.to_string())
             }
             Self::HttpRoundTrip => http::parse(output, http::KeepAlive::Yes),
@@ -353,7 +361,12 @@ impl fmt::Display for Scenario {
             Self::FanIn { connections } => write!(f, "FANIN-{connections}"),
             Self::ShortConnections => f.write_str("CRR"),
             Self::ShortConnectionsBesideStream => f.write_str("CRR-beside-STR"),
-            Self::SustainedShortConnections => f.write_str("CRR-sustained"),
+            Self::SustainedShortConnections { closes_first: Side::Server } => {
+                f.write_str("CRR-sustained")
+            }
+            Self::SustainedShortConnections { closes_first: Side::Client } => {
+                f.write_str("CRR-sustained-client")
+            }
             Self::Burst { connections } => write!(f, "BURST-{connections}"),
             Self::Idle { connections } => write!(f, "IDLE-{connections}"),
             Self::Scraped { connections } => write!(f, "SCRAPED-{connections}"),
@@ -372,8 +385,8 @@ impl FromStr for Scenario {
             format!(
                 "unknown scenario {text:?}: RR-<n>, RR-<n>x<bytes>, RRO-<n>@<requests per second>, \
                  BURST-<n>, IDLE-<n>, SCRAPED-<n>, STR, STR-cubic, STR-reverse, FANIN-<n>, CRR, \
-                 CRR-beside-STR, CRR-sustained, RR-32-http, CRR-http, iperf3, sockperf, redis or \
-                 pgbench"
+                 CRR-beside-STR, CRR-sustained, CRR-sustained-client, RR-32-http, CRR-http, \
+                 iperf3, sockperf, redis or pgbench"
             )
         };
         let positive = |digits: &str| match digits.parse() {
@@ -386,7 +399,12 @@ impl FromStr for Scenario {
             "STR-reverse" => return Ok(Self::ReverseStream),
             "CRR" => return Ok(Self::ShortConnections),
             "CRR-beside-STR" => return Ok(Self::ShortConnectionsBesideStream),
-            "CRR-sustained" => return Ok(Self::SustainedShortConnections),
+            "CRR-sustained" => {
+                return Ok(Self::SustainedShortConnections { closes_first: Side::Server });
+            }
+            "CRR-sustained-client" => {
+                return Ok(Self::SustainedShortConnections { closes_first: Side::Client });
+            }
             "RR-32-http" => return Ok(Self::HttpRoundTrip),
             "CRR-http" => return Ok(Self::HttpShortConnections),
             _ => {}
@@ -461,6 +479,7 @@ mod tests {
             "STR-reverse",
             "CRR",
             "CRR-sustained",
+            "CRR-sustained-client",
             "RR-32-http",
             "CRR-http",
             "FANIN-100",

@@ -33,8 +33,12 @@
 //! (7) and a third of the packets (6): 265, or 0.96 of HAProxy's 255.
 //!
 //! The server closes first, as HTTP servers do, so that TIME_WAIT is on its side and the load has
-//! enough ports for any rate. With the kernel's defaults, a client that closes first can make only
-//! 470 connections per second to one address, over any path.
+//! enough ports for any rate.
+//!
+//! In CRR-sustained-client clients close first, and the server echoes the request. Whoever closes
+//! first keeps its port for a minute, so with the kernel's defaults it can make 470 connections per
+//! second to one address, unless that is on its own host, where ports are used again after a
+//! second. A proxy passes the order on, and so is the one who closes first towards the other host.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -55,15 +59,27 @@ pub(crate) const RESPONSE_BYTES: usize = 1024;
 /// Connections open at a time by default.
 pub(crate) const CONCURRENT: u32 = 32;
 
+/// Who closes a connection first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    /// After its answer.
+    Server,
+}
+
 /// The interval of each rate of a sustained load.
 const INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long to wait for a port.
+const PORTS_AGAIN: Duration = Duration::from_millis(1);
 
 /// More failed connections than this end the run, since its figures would be meaningless.
 const ERRORS_TOLERATED: u64 = 1000;
 
-/// One connection of the load, from connect to the server's close.
+/// One connection of the load, from connect to the server's close, or to its answer.
 struct Exchange {
     stream: TcpStream,
+    closes_first: Side,
     started_at: u64,
     received_bytes: usize,
     phase: Phase,
@@ -86,14 +102,20 @@ enum Progress {
 ///
 /// # Errors
 ///
-/// When nothing moves for 5 seconds, or a thousand connections have failed.
-pub(crate) fn run(target: SocketAddr, concurrent: u32, duration: Duration) -> Result<LoadResult> {
+/// When nothing moves for 5 seconds. When a thousand connections have failed, unless clients close
+/// first: then ports may run out, which is part of the result.
+pub(crate) fn run(
+    target: SocketAddr,
+    closes_first: Side,
+    concurrent: u32,
+    duration: Duration,
+) -> Result<LoadResult> {
     let mut readiness = Readiness::new()?;
     let record_from = now_ns() + ns(WARM_UP);
     let until = record_from + ns(duration);
     let mut exchanges = Vec::new();
     for token in 0..u64::from(concurrent) {
-        exchanges.push(Exchange::begin(target, &readiness, token)?);
+        exchanges.push(Exchange::begin(target, closes_first, &readiness, token)?);
     }
     let mut latencies = Recorder::new();
     let mut opened = u64::from(concurrent);
@@ -119,10 +141,13 @@ pub(crate) fn run(target: SocketAddr, concurrent: u32, duration: Duration) -> Re
                     }
                 }
             }
-            exchanges[index] = Exchange::begin(target, &readiness, token)?;
+            let (begun, failed) =
+                Exchange::begin_by(until, target, closes_first, &readiness, token);
+            exchanges[index] = begun?;
+            errors += failed;
             opened += 1;
         }
-        if errors > ERRORS_TOLERATED {
+        if errors > ERRORS_TOLERATED && closes_first == Side::Server {
             return Err(Failure::new(format!("{errors} of {opened} connections failed")));
         }
         let now = now_ns();
@@ -138,7 +163,7 @@ pub(crate) fn run(target: SocketAddr, concurrent: u32, duration: Duration) -> Re
     Ok(LoadResult {
         elapsed_s,
         connections_opened: opened,
-        bytes_total: finished * (REQUEST_BYTES + RESPONSE_BYTES) as u64,
+        bytes_total: finished * (REQUEST_BYTES + closes_first.response_bytes()) as u64,
         requests_total: finished,
         requests_per_s: Some(recorded as f64 / elapsed_s),
         latency: latencies.summary(),
@@ -161,7 +186,7 @@ pub(crate) fn run_beside(
 ) -> Result<LoadResult> {
     // The stream needs no warm-up, and must not end first.
     let stream = thread::spawn(move || stream::send(sink, None, duration + WARM_UP));
-    let short = run(target, concurrent, duration)?;
+    let short = run(target, Side::Server, concurrent, duration)?;
     let stream = stream.join().expect("it returns its failures")?;
     Ok(LoadResult {
         connections_opened: short.connections_opened + 1,
@@ -182,11 +207,48 @@ fn interval_at(after_ns: u64) -> usize {
     usize::try_from(after_ns / ns(INTERVAL)).expect("years have fewer intervals")
 }
 
+impl Side {
+    /// What a client gets: an answer, or its own request.
+    fn response_bytes(self) -> usize {
+        match self {
+            Self::Server => RESPONSE_BYTES,
+            Self::Client => REQUEST_BYTES,
+        }
+    }
+}
+
 impl Exchange {
-    fn begin(target: SocketAddr, readiness: &Readiness, token: u64) -> Result<Self> {
+    fn begin(
+        target: SocketAddr,
+        closes_first: Side,
+        readiness: &Readiness,
+        token: u64,
+    ) -> Result<Self> {
         let started_at = now_ns();
         let stream = begin_connect(target, readiness, token)?;
-        Ok(Self { stream, started_at, received_bytes: 0, phase: Phase::Connecting })
+        let phase = Phase::Connecting;
+        Ok(Self { stream, closes_first, started_at, received_bytes: 0, phase })
+    }
+
+    /// The same, but a client that closes first waits until `until` for a port. Returns how many
+    /// attempts have failed, too.
+    fn begin_by(
+        until: u64,
+        target: SocketAddr,
+        closes_first: Side,
+        readiness: &Readiness,
+        token: u64,
+    ) -> (Result<Self>, u64) {
+        let mut failed = 0;
+        loop {
+            match Self::begin(target, closes_first, readiness, token) {
+                Err(_) if closes_first == Side::Client && now_ns() < until => {
+                    failed += 1;
+                    thread::sleep(PORTS_AGAIN);
+                }
+                begun => return (begun, failed),
+            }
+        }
     }
 
     fn advance(&mut self, readiness: &Readiness, token: u64) -> Result<Progress> {
@@ -208,9 +270,13 @@ impl Exchange {
 
     fn receive(&mut self) -> Progress {
         let mut response = [0; 2 * RESPONSE_BYTES];
+        let whole = self.closes_first.response_bytes();
         loop {
+            if self.closes_first == Side::Client && self.received_bytes == whole {
+                return Progress::Finished;
+            }
             match self.stream.read(&mut response) {
-                Ok(0) if self.received_bytes == RESPONSE_BYTES => return Progress::Finished,
+                Ok(0) if self.received_bytes == whole => return Progress::Finished,
                 Ok(0) => return Progress::Failed,
                 Ok(bytes) => self.received_bytes += bytes,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {

@@ -4,6 +4,7 @@
 use std::thread;
 
 use super::*;
+use crate::scenarios::short_connections::Side;
 use crate::scenarios::{crowd, open_loop, round_trip, short_connections, stream};
 
 const BRIEFLY: Duration = Duration::from_millis(50);
@@ -92,11 +93,15 @@ fn a_source_sends_until_the_client_closes() {
 /// Each short connection is one request, answered in full.
 #[test]
 fn short_connections_are_answered_in_full() {
-    let result = short_connections::run(server(Behaviour::Crr), 4, BRIEFLY).unwrap();
-    assert_eq!(result.errors, 0);
-    assert!(result.requests_total > 4);
-    assert_eq!(result.connections_opened, result.requests_total + 4);
-    assert_eq!(result.bytes_total, result.requests_total * (64 + 1024));
+    for (behaviour, closes_first, answer) in
+        [(Behaviour::Crr, Side::Server, 1024), (Behaviour::Echo, Side::Client, 64)]
+    {
+        let result = short_connections::run(server(behaviour), closes_first, 4, BRIEFLY).unwrap();
+        assert_eq!(result.errors, 0);
+        assert!(result.requests_total > 4);
+        assert_eq!(result.connections_opened, result.requests_total + 4);
+        assert_eq!(result.bytes_total, result.requests_total * (64 + answer));
+    }
 }
 
 /// A closed port must end a run at once: refused connections answer fastest of all.
@@ -105,6 +110,7 @@ fn refused_connections_are_not_a_result() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let failure = short_connections::run(address, 4, BRIEFLY).unwrap_err().to_string();
+    let failure =
+        short_connections::run(address, Side::Server, 4, BRIEFLY).unwrap_err().to_string();
     assert!(failure.contains("failed"), "{failure}");
 }
