@@ -278,7 +278,13 @@ impl World {
 
     /// How the connection ended at the gateway of this side, if it was handed over and ended.
     pub(crate) fn ending(&self, number: usize, side: usize) -> Option<Ending> {
-        self.connections[number].ended[side]
+        let Connected { names, ended, .. } = &self.connections[number];
+        let (host, id) = names[side];
+        // What nobody has told the world yet is of the stream that the connection has now.
+        let closed = || self.hosts[host].closed.get(&id?).copied();
+        let is_last =
+            || id.is_some_and(|id| self.waiting.current.get(&(host, id)) == Some(&number));
+        ended[side].or_else(|| closed().filter(|_| is_last()))
     }
 
     /// Whether a poller has it, or had.

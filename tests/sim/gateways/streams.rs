@@ -64,7 +64,7 @@ pub(crate) struct Waiting {
     far: BTreeMap<usize, (Stream, [PortId; 2])>,
     /// Which stream each connection carries, or has carried last: by the gateway and its name
     /// there.
-    current: BTreeMap<(usize, ConnectionId), usize>,
+    pub(super) current: BTreeMap<(usize, ConnectionId), usize>,
     /// Connections that servers have reset because they did not want the stream.
     refused: BTreeSet<(usize, ConnectionId)>,
     /// Streams that have followed others, and those that came too late.
