@@ -171,7 +171,7 @@ struct LoadArguments {
     #[arg(long)]
     beside: Option<SocketAddr>,
     /// crr: as a client that closes first, with an echo server.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "beside")]
     closes_first: bool,
     /// str: congestion control of this end.
     #[arg(long)]

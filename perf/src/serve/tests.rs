@@ -110,7 +110,8 @@ fn refused_connections_are_not_a_result() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let failure =
-        short_connections::run(address, Side::Server, 4, BRIEFLY).unwrap_err().to_string();
-    assert!(failure.contains("failed"), "{failure}");
+    for closes_first in [Side::Server, Side::Client] {
+        let failure = short_connections::run(address, closes_first, 4, BRIEFLY).unwrap_err();
+        assert!(failure.to_string().contains("failed"), "{closes_first:?}: {failure}");
+    }
 }
