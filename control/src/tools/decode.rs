@@ -8,7 +8,9 @@
 
 mod capture;
 mod clc;
+mod dense;
 mod frame;
+mod layout;
 mod messages;
 mod roce;
 mod sends;

@@ -2,36 +2,12 @@
 
 use std::net::IpAddr;
 
+use super::dense;
 use super::frame::{Datagram, array};
+use super::layout::{AETH, BTH, ICRC, RETH, opcode};
 use super::messages;
 use super::sends::{Part, Sends};
 use super::words::Words;
-
-/// Base transport header.
-const BTH: usize = 12;
-/// RDMA extended transport header: address, RKey, length.
-const RETH: usize = 16;
-/// ACK extended transport header.
-const AETH: usize = 4;
-/// Invariant CRC at the end of every packet.
-const ICRC: usize = 4;
-
-/// The reliable connected operations whose headers we look into.
-mod opcode {
-    pub(super) const SEND_FIRST: u8 = 0;
-    pub(super) const SEND_MIDDLE: u8 = 1;
-    pub(super) const SEND_LAST: u8 = 2;
-    pub(super) const SEND_ONLY: u8 = 4;
-    pub(super) const WRITE_FIRST: u8 = 6;
-    pub(super) const WRITE_ONLY: u8 = 10;
-    pub(super) const WRITE_ONLY_IMMEDIATE: u8 = 11;
-    pub(super) const READ_REQUEST: u8 = 12;
-    pub(super) const READ_RESPONSE_FIRST: u8 = 13;
-    pub(super) const READ_RESPONSE_LAST: u8 = 15;
-    pub(super) const READ_RESPONSE_ONLY: u8 = 16;
-    pub(super) const ACKNOWLEDGE: u8 = 17;
-    pub(super) const ATOMIC_ACKNOWLEDGE: u8 = 18;
-}
 
 /// Calls `show` for every packet in `datagram`, which went from one address to another.
 ///
@@ -48,11 +24,23 @@ pub(super) fn packets(
     let train = packet_bytes(bytes).filter(|&length| length < wire_bytes);
     while let Some(length) = train.filter(|&length| length < wire_bytes && length < bytes.len()) {
         let one = Datagram { bytes: &bytes[..length], wire_bytes: length };
-        show(packet(one, between, sends));
+        requests(one, between, sends, show);
         bytes = &bytes[length..];
         wire_bytes -= length;
     }
-    show(packet(Datagram { bytes, wire_bytes }, between, sends));
+    requests(Datagram { bytes, wire_bytes }, between, sends, show);
+}
+
+/// Calls `show` for every request in one packet. A dense one may have several.
+fn requests(
+    whole: Datagram<'_>,
+    between: (IpAddr, IpAddr),
+    sends: &mut Sends,
+    show: &mut dyn FnMut(Words),
+) {
+    if !dense::parts(whole, &mut |part| show(packet(part, between, sends))) {
+        show(packet(whole, between, sends));
+    }
 }
 
 /// The length of the packet at the start of `bytes`, if its own headers give it.
@@ -65,6 +53,7 @@ fn packet_bytes(bytes: &[u8]) -> Option<usize> {
         }
         opcode::SEND_ONLY => Some(BTH + messages::announced_bytes(bytes.get(BTH..)?)? + ICRC),
         opcode::ACKNOWLEDGE => Some(BTH + AETH + ICRC),
+        opcode::DENSE => dense::packet_bytes(bytes),
         _ => None,
     }
 }
@@ -187,6 +176,7 @@ fn opcode_name(opcode: u8) -> Option<&'static str> {
         0x64 => Some("UD SEND ONLY"),
         0x65 => Some("UD SEND ONLY with immediate"),
         0x81 => Some("CONGESTION NOTIFICATION"),
+        opcode::DENSE => Some("DENSE"),
         _ => RELIABLE_CONNECTED.get(usize::from(opcode)).copied(),
     }
 }

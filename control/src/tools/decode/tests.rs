@@ -318,6 +318,33 @@ fn trains_of_segmentation_offload_are_taken_apart() {
     assert_eq!(packets(&acks, acks.len()), expected);
 }
 
+/// A dense packet has several requests, and a train has several of them.
+#[test]
+fn dense_packets_are_taken_apart() {
+    let reth = [0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 7, 0, 0, 0, 5];
+    let part = |opcode, more, bytes: &[u8]| [&[opcode, more, 0, 5], bytes].concat();
+    let write = part(10, 1, &[&reth[..], &[0xaa; 8]].concat());
+    let message = |more, sequence| [&[4, more, 0, 44][..], &cdc(sequence)].concat();
+    let first = roce(0xc0, 0xff, &[&write[..], &message(1, 8), &message(0, 9)].concat());
+    let second = roce(0xc0, 2, &[message(1, 10), message(0, 11)].concat());
+    let train = [&first[..], &second].concat();
+    let expected = [
+        "WRITE ONLY qp 0x000011 psn 255 address 0x0000000000001000 rkey 0x00000007 length 5",
+        "CDC seq 8 token 0x00000005 producer 0:1024 consumer 0:0 [B] qp 0x000011 psn 256",
+        "CDC seq 9 token 0x00000005 producer 0:1024 consumer 0:0 [B] qp 0x000011 psn 257",
+        "CDC seq 10 token 0x00000005 producer 0:1024 consumer 0:0 [B] qp 0x000011 psn 2",
+        "CDC seq 11 token 0x00000005 producer 0:1024 consumer 0:0 [B] qp 0x000011 psn 3",
+    ];
+    assert_eq!(packets(&train, train.len()), expected);
+    for cut in 0..first.len() {
+        let shown = packets(&first[..cut], first.len());
+        assert!((1..=3).contains(&shown.len()), "{shown:?}");
+    }
+    let shown = packets(&first[..50], first.len());
+    assert_eq!(shown, [expected[0], "SEND ONLY qp 0x000011 psn 256 cut by the capture"]);
+    assert_eq!(packets(&first[..13], first.len())[0].split(' ').next(), Some("DENSE"));
+}
+
 /// An engineer who looks for the cause of a retransmission needs to tell the NAKs apart.
 #[test]
 fn refusals_are_told_apart() {
@@ -359,8 +386,8 @@ fn unknown_messages_are_shown_as_such() {
     request[12] = 0x23;
     let shown = packets(&request, request.len());
     assert!(shown[0].starts_with("LLC ADD LINK CONTINUATION v2 hex 232c00"), "{shown:?}");
-    let strange = roce(0xc0, 1, &[]);
-    assert_eq!(packets(&strange, strange.len()), ["opcode 0xc0 qp 0x000011 psn 1 length 0"]);
+    let strange = roce(0xc1, 1, &[]);
+    assert_eq!(packets(&strange, strange.len()), ["opcode 0xc1 qp 0x000011 psn 1 length 0"]);
 }
 
 /// SMC-Rv1 messages, as we and z/OS send them.
