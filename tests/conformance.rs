@@ -125,15 +125,17 @@ impl<const MALICIOUS: bool> Harness for Sim<MALICIOUS> {
     }
 }
 
-/// The soft RNIC over a wire in memory that loses this number of packets in a thousand.
-struct RoceOverWire<const LOST_OF_1000: u32> {
+/// The soft RNIC over a wire in memory that loses this number of packets in a thousand; its packets
+/// may be dense.
+struct RoceOverWire<const LOST_OF_1000: u32, const DENSE: bool> {
     now: Instant,
 }
 
-impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
+impl<const LOST_OF_1000: u32, const DENSE: bool> Harness for RoceOverWire<LOST_OF_1000, DENSE> {
     type Rnic = roce::Rnic;
     type Fabric = roce::Fabric<Lossy>;
     const CUTS_WRITES: bool = true;
+    const DENSE: bool = DENSE;
 
     fn new(seed: u64) -> (Self, [(roce::Rnic, roce::Fabric<Lossy>); 2]) {
         let loss = Chance(LOST_OF_1000 * 1_000);
@@ -160,6 +162,7 @@ impl<const LOST_OF_1000: u32> Harness for RoceOverWire<LOST_OF_1000> {
                 port,
                 udp_port: UDP_PORT,
                 share: Share::ALL,
+                payload_max: 4096,
                 window_max: 1 << 20,
                 entropy,
                 path,
@@ -224,12 +227,13 @@ impl Harness for RoceOverUdp {
 
 /// One soft RNIC with two fabrics, over UDP and IPv6. The ends of each queue pair are on different
 /// fabrics, which hand each other the packets that the kernel gave to the wrong one.
-struct RoceSharedOverIpv6;
+struct RoceSharedOverIpv6<const DENSE: bool>;
 
-impl Harness for RoceSharedOverIpv6 {
+impl<const DENSE: bool> Harness for RoceSharedOverIpv6<DENSE> {
     type Rnic = roce::Rnic;
     type Fabric = roce::Fabric<Udp>;
     const CUTS_WRITES: bool = true;
+    const DENSE: bool = DENSE;
 
     fn new(_: u64) -> (Self, [(roce::Rnic, roce::Fabric<Udp>); 2]) {
         // IPv6 has only one loopback address, but many ports.
@@ -499,10 +503,13 @@ conformance!(verbs_without_inline, VerbsWithoutInline, 1);
 conformance!(shm_of_two_nics, Shm, 3);
 conformance!(shm_of_one_nic, ShmShared, 1);
 conformance!(roce_over_dpdk, RoceOverDpdk, 1);
-conformance!(roce_over_a_good_wire, RoceOverWire<0>, 2);
-conformance!(roce_over_a_bad_wire, RoceOverWire<10>, 3);
+conformance!(roce_over_a_good_wire, RoceOverWire<0, false>, 2);
+conformance!(roce_over_a_bad_wire, RoceOverWire<10, false>, 3);
+conformance!(dense_roce_over_a_good_wire, RoceOverWire<0, true>, 2);
+conformance!(dense_roce_over_a_bad_wire, RoceOverWire<10, true>, 3);
 conformance!(roce_over_udp, RoceOverUdp, 1);
 conformance!(roce_over_faulty_udp, FaultyUdp<10_000, 10_000>, 1);
-conformance!(roce_shared_over_ipv6, RoceSharedOverIpv6, 1);
+conformance!(roce_shared_over_ipv6, RoceSharedOverIpv6<false>, 1);
+conformance!(dense_roce_shared_over_ipv6, RoceSharedOverIpv6<true>, 1);
 conformance!(calm_sim, Sim<false>, 3);
 conformance!(malicious_sim, Sim<true>, 10);

@@ -258,6 +258,8 @@ pub struct GroupV2 {
     pub max_connections: u8,
     /// Links of the group, at most.
     pub max_links: u8,
+    /// Whether packets may hold several requests, and be of other sizes than path MTUs.
+    pub dense_packets: bool,
 }
 
 /// One link: a queue pair of ours and one of the peer's.

@@ -26,6 +26,9 @@ pub(crate) trait Harness: Sized {
     /// Whether it carries a long write in parts, each of which is allowed or refused separately.
     const CUTS_WRITES: bool;
 
+    /// Whether both ends agree on dense packets.
+    const DENSE: bool = false;
+
     /// Whether an end that breaks may lose what it had acknowledged. Promise 3 allows this.
     const LOSES_ON_BREAK: bool = false;
 
@@ -148,9 +151,13 @@ impl<H: Harness> Rig<H> {
     pub(crate) fn connect_for(&mut self, domains: [Domain; 2], messages: Messages) -> [QpId; 2] {
         let now = self.harness.now();
         let [a, b] = &mut self.sides;
-        let first = a.rnic.open(domains[0]).unwrap();
-        let second = b.rnic.open_for(domains[1], messages).unwrap();
+        let mut first = a.rnic.open(domains[0]).unwrap();
+        let mut second = b.rnic.open_for(domains[1], messages).unwrap();
         let (address_a, address_b) = (first.address(), second.address());
+        if H::DENSE {
+            first.pack_densely();
+            second.pack_densely();
+        }
         let qps = [first.connect(address_b).unwrap(), second.connect(address_a).unwrap()];
         let [qp_a, qp_b] = qps;
         [a.adopt(now, qp_a), b.adopt(now, qp_b)]

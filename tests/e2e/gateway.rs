@@ -414,6 +414,8 @@ pub(crate) struct LinkGroup {
 #[derive(Debug, Deserialize)]
 pub(crate) struct GroupV2 {
     pub(crate) direct: bool,
+    #[serde(default)]
+    pub(crate) dense_packets: bool,
 }
 
 #[derive(Debug, Deserialize)]

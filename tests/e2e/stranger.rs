@@ -267,6 +267,7 @@ fn policy() -> PolicyV2 {
         max_links: 1,
         host_name: HostName::new("stranger"),
         many_streams: false,
+        dense_packets: false,
     }
 }
 

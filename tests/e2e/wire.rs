@@ -35,7 +35,7 @@ const SMC_OPTION: [u8; 6] = [254, 6, 0xE2, 0xD4, 0xC3, 0xD9];
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_smc_r() {
-    let words = captured("smoke_capture_shows_smc_r", "versions = [1]", 1);
+    let words = captured("smoke_capture_shows_smc_r", "versions = [1]", 1, false);
     assert!(!words.contains("eid"), "{words}");
 }
 
@@ -43,22 +43,25 @@ fn smoke_capture_shows_smc_r() {
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_smc_r_v2() {
-    let words = captured("smoke_capture_shows_smc_r_v2", "", 2);
+    let words = captured("smoke_capture_shows_smc_r_v2", "", 2, true);
     for message in ["eids SMCGATE", "eid SMCGATE", "release 1", "max-links 8"] {
         assert!(words.contains(message), "no {message} in:\n{words}");
     }
 }
 
-/// If an operator asks for both versions, both must be offered and the newer one taken.
+/// If an operator asks for both versions, both must be offered and the newer one taken. And packets
+/// are those of InfiniBand if that is asked for.
 #[test]
 #[ignore = "needs root and network namespaces; run by scripts/test e2e"]
 fn smoke_capture_shows_both_versions() {
-    let words = captured("smoke_capture_shows_both_versions", "versions = [1, 2]", 2);
+    let smc = "versions = [1, 2]\ndense_packets = false";
+    let words = captured("smoke_capture_shows_both_versions", smc, 2, false);
     assert!(words.contains("eids SMCGATE") && words.contains("10.8.0.0/24"), "{words}");
 }
 
-/// What `smcgate decode` prints of two connections between gateways with this line in `[smc]`.
-fn captured(test: &str, smc: &str, version: u8) -> String {
+/// What `smcgate decode` prints of two connections between gateways with this line in `[smc]`,
+/// whose packets are dense or not.
+fn captured(test: &str, smc: &str, version: u8, dense: bool) -> String {
     let hosts = Hosts::new(test);
     for host in [&hosts.a, &hosts.b] {
         // Captures then show packets as a cable would carry them, not trains of packets.
@@ -84,6 +87,9 @@ fn captured(test: &str, smc: &str, version: u8) -> String {
     for gateway in [&pair.a, &pair.b] {
         let groups = gateway.stats().link_groups;
         assert!(groups.iter().all(|group| group.version == version), "{groups:?}");
+        let agreed =
+            groups.iter().any(|group| group.v2.as_ref().is_some_and(|v2| v2.dense_packets));
+        assert_eq!(agreed, dense, "{groups:?}");
     }
     let file = capture.stop(&hosts.a, hosts.b.address);
 
@@ -99,6 +105,8 @@ fn captured(test: &str, smc: &str, version: u8) -> String {
     for message in ["Proposal", "Accept", "Confirm", "CDC Message"] {
         assert!(seen.contains(message), "no {message} in:\n{seen}");
     }
+    let shared = tshark(&hosts, "tshark-dense", &file, "infiniband.bth.opcode == 0xc0");
+    assert_eq!(!shared.trim().is_empty(), dense, "{shared}");
     let malformed = tshark(&hosts, "tshark-malformed", &file, "smc && _ws.malformed");
     assert!(malformed.trim().is_empty(), "{malformed}");
 

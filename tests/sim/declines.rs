@@ -226,6 +226,7 @@ fn policy() -> PolicyV2 {
         max_links: 2,
         host_name: HostName::new("sim"),
         many_streams: true,
+        dense_packets: true,
     }
 }
 

@@ -118,6 +118,15 @@ impl RnicKind {
         }
     }
 
+    /// Whether it takes dense packets (`smcr_proto::wire::clc::v2::VendorOptions::DENSE_PACKETS`),
+    /// or sends no packets at all. Hardware has those of InfiniBand only.
+    pub const fn packs_densely(&self) -> bool {
+        match self {
+            Self::RoceUdp { .. } | Self::RocePacket { .. } | Self::Dpdk(_) | Self::Shm => true,
+            Self::Verbs(_) => false,
+        }
+    }
+
     /// The network device of the kernel that an RNIC of this kind on `device` stands on. Without
     /// one it has a network of its own, or none.
     pub fn network_device<'a>(&'a self, device: &'a str) -> Option<&'a str> {

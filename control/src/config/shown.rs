@@ -141,6 +141,7 @@ fn smc(smc: &Smc) -> Value {
         "idle_group_client": duration(smc.idle_group_client),
         "kept_max": smc.kept_max,
         "kept_for": duration(smc.kept_for),
+        "dense_packets": smc.dense_packets,
         "tcp_keepalive": keepalive(&smc.tcp_keepalive),
     });
     if let Versions::Listed { v1, v2 } = smc.versions {

@@ -48,6 +48,9 @@ pub struct Smc {
     pub kept_max: usize,
     /// How long one is kept at most without being needed.
     pub kept_for: Duration,
+    /// Whether RNICs in software may send several requests in one packet, and packets of other
+    /// sizes than InfiniBand has, to those of other gateways.
+    pub dense_packets: bool,
     /// Keepalive of the TCP connections that stand idle beside SMC-R, and of those that fell back.
     pub tcp_keepalive: TcpKeepalive,
 }
@@ -104,6 +107,7 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
         idle_group_client: table.duration("idle_group_client", Duration::from_secs(610))?,
         kept_max: table.count("kept_max", 0..KEPT_MOST, 256)? as usize,
         kept_for: table.duration("kept_for", Duration::from_secs(2))?,
+        dense_packets: table.boolean("dense_packets", true)?,
         tcp_keepalive: TcpKeepalive::read(&mut table)?,
     };
     table.finish()?;

@@ -424,6 +424,7 @@ fn v2_row<O>(group: &Group<O>) -> Option<GroupV2> {
         direct,
         max_connections: terms.max_connections,
         max_links: terms.max_links,
+        dense_packets: terms.dense_packets,
     })
 }
 

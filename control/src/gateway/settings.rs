@@ -42,6 +42,8 @@ pub(super) fn settings(
         max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
         host_name: HostName::new(&uname().nodename().to_string_lossy()),
         many_streams: smc.kept_max > 0,
+        // A group may have a link over any of them.
+        dense_packets: smc.dense_packets && kinds.iter().all(|kind| kind.packs_densely()),
     };
     let is_over_v2 = kinds.iter().any(|kind| !kind.carries_roce_v1());
     rendezvous::Settings {

@@ -138,7 +138,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         };
         let link = group.links.first_mut().expect("a group that opens has its first link");
         let (name, port) = (link.id, link.port);
-        let qp = match link.connect(theirs) {
+        let qp = match link.connect(theirs, &group.agreement) {
             Ok(qp) => qp,
             Err(error) => {
                 // No poller ever had it.

@@ -190,13 +190,20 @@ impl<O> Link<O> {
     /// # Panics
     ///
     /// If it was brought there before.
-    pub(super) fn connect(&mut self, theirs: QpAddress) -> Result<O::Qp, ConnectError>
+    pub(super) fn connect(
+        &mut self,
+        theirs: QpAddress,
+        agreement: &Agreement,
+    ) -> Result<O::Qp, ConnectError>
     where
         O: Opening,
     {
         let state = std::mem::replace(&mut self.state, LinkState::Polled);
-        let LinkState::Opening(opening) = state else { panic!("a link is connected once") };
+        let LinkState::Opening(mut opening) = state else { panic!("a link is connected once") };
         self.theirs = Some(theirs);
+        if matches!(agreement, Agreement::V2(terms) if terms.dense_packets) {
+            opening.pack_densely();
+        }
         opening.connect(theirs)
     }
 

@@ -87,7 +87,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let place = self.group.links.iter().rposition(opening);
         let place = place.expect("the machine connects a link that it has had opened");
         let (name, port) = (self.group.links[place].id, self.group.links[place].port);
-        let connected = admitted.then(|| self.group.links[place].connect(theirs));
+        let agreement = self.group.agreement;
+        let connected = admitted.then(|| self.group.links[place].connect(theirs, &agreement));
         let Some(Ok(qp)) = connected else {
             self.drop_link(name);
             return ActionOutcome::Unreachable(number);

@@ -178,6 +178,7 @@ mod tests {
             port: smcr_rnic::Port { gid, mac, mtu: Mtu::B1024 },
             udp_port: UDP_PORT,
             share: Share::ALL,
+            payload_max: 1024,
             window_max: 1 << 20,
             entropy: Box::new(entropy),
             path: std::sync::Arc::new(|_, _| Ok(9000)),

@@ -244,6 +244,11 @@ pub trait Opening {
     /// the address is announced.
     fn fit_path_to(&mut self, _peer: Gid) {}
 
+    /// Both users have agreed on packets that only NICs of ours have: several requests in one, and
+    /// writes of other sizes than those of path MTUs. Call it before [`connect`](Self::connect), at
+    /// both ends or at none. It does nothing where there are no such packets.
+    fn pack_densely(&mut self) {}
+
     /// Brings the queue pair to RTS. The caller moves the result to its poller, which owns it until
     /// it is destroyed.
     ///

@@ -160,6 +160,7 @@ fn policy() -> PolicyV2 {
         max_links: 8,
         host_name: HostName::new("here"),
         many_streams: true,
+        dense_packets: true,
     }
 }
 

@@ -76,6 +76,7 @@ impl Nic {
             port: port(1),
             udp_port: UDP_PORT,
             share: Share::ALL,
+            payload_max: 4096,
             window_max: 1 << 16,
             entropy: Box::new(move || {
                 u32::try_from(dice.next_u64() >> 32).expect("half of it") | 0x00ff_ff00

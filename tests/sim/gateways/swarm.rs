@@ -98,6 +98,7 @@ fn version_2(max_links: u8, many_streams: bool) -> Agreement {
         max_connections: 255,
         max_links,
         many_streams,
+        dense_packets: false,
         peer: None,
         gids: Gids::new(),
     })

@@ -64,6 +64,7 @@ impl Node {
             max_links: sizes.max_links,
             host_name: HostName::new("sim"),
             many_streams: false,
+            dense_packets: false,
         };
         let settings = Settings {
             peer_id: peer_id(host),

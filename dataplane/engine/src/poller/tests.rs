@@ -81,6 +81,7 @@ fn shared_nic(here: SocketAddr) -> [(roce::Rnic, roce::Fabric<Udp>); 2] {
             port: Port { gid: Gid::from_ip(here.ip()), mac: MacAddress([2; 6]), mtu: Mtu::B1024 },
             udp_port: here.port(),
             share: Share { index, count: 2 },
+            payload_max: 1024,
             window_max: 1 << 20,
             entropy: Box::new(move || {
                 last = last.wrapping_mul(0x9e37_79b1).rotate_left(7);

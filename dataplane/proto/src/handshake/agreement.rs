@@ -30,6 +30,8 @@ pub struct PolicyV2 {
     pub host_name: HostName,
     /// Whether connections may carry one stream after another, if the peer can do that, too.
     pub many_streams: bool,
+    /// Whether all our RNICs may send [dense packets](VendorOptions::DENSE_PACKETS), and take them.
+    pub dense_packets: bool,
 }
 
 /// What a server accepts on one connection, given the RNIC that would carry it.
@@ -73,6 +75,9 @@ pub struct AgreementV2 {
     /// first what we offer, and what holds once the peer's extension has come. Void in a subsequent
     /// contact.
     pub many_streams: bool,
+    /// Whether RNICs may send [dense packets](VendorOptions::DENSE_PACKETS): at first what we
+    /// offer, and what holds once the peer's extension has come. Void in a subsequent contact.
+    pub dense_packets: bool,
     /// The peer's extension of a first contact, when it has come: who the peer is, and whether it
     /// believes that no router is between the ports; see [`AgreementV2::objection`].
     pub peer: Option<FirstContact>,
@@ -105,10 +110,14 @@ impl AgreementV2 {
 
     /// Our extension of a first contact, for Accept or Confirm.
     pub(super) fn first_contact(&self, host_name: HostName, direct: bool) -> FirstContact {
-        let vendor_options = match self.many_streams {
-            true => VendorOptions::MANY_STREAMS,
-            false => VendorOptions::default(),
-        };
+        let offers = [
+            (self.many_streams, VendorOptions::MANY_STREAMS),
+            (self.dense_packets, VendorOptions::DENSE_PACKETS),
+        ];
+        let vendor_options = offers
+            .into_iter()
+            .filter(|(offered, _)| *offered)
+            .fold(VendorOptions::default(), |all, (_, option)| all.with(option));
         let capabilities = Capabilities {
             max_connections: self.max_connections,
             max_links: self.max_links,
@@ -155,6 +164,7 @@ impl AgreementV2 {
     fn note_peer(&mut self, peer: FirstContact) {
         let theirs = peer.capabilities.map(|theirs| theirs.vendor_options).unwrap_or_default();
         self.many_streams &= theirs.contain(VendorOptions::MANY_STREAMS);
+        self.dense_packets &= theirs.contain(VendorOptions::DENSE_PACKETS);
         self.peer = Some(peer);
     }
 }
@@ -241,6 +251,7 @@ impl PolicyV2 {
             max_connections: self.max_connections,
             max_links: self.max_links,
             many_streams: self.many_streams && release > 0,
+            dense_packets: self.dense_packets && release > 0,
             peer: None,
             gids: Gids::new(),
         }

@@ -20,6 +20,7 @@ pub(super) fn policy(eids: &[&str]) -> PolicyV2 {
         max_links: 8,
         host_name: HostName::new("here"),
         many_streams: true,
+        dense_packets: true,
     }
 }
 
@@ -112,11 +113,19 @@ fn first_contact_of_version_2() {
 /// What only our gateways know must not be done unless both have said so: neither with an older
 /// one, nor with Linux, nor with a vendor whose options look like ours in part.
 #[test]
-fn many_streams_are_agreed_on_by_both_or_not_at_all() {
-    let says = |side: &Agreement| matches!(side, Agreement::V2(it) if it.many_streams);
-    for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
+fn what_only_our_gateways_know_is_agreed_on_by_both_or_not_at_all() {
+    let says = |side: &Agreement| match side {
+        Agreement::V2(it) => (it.many_streams, it.dense_packets),
+        Agreement::V1 => panic!("version 2 was proposed"),
+    };
+    for bits in 0..16 {
+        let [ours, theirs] = [bits & 3, bits >> 2].map(|bits| (bits & 1 != 0, bits & 2 != 0));
         let gids = Gids::from_items([GID]).unwrap();
-        let policies = [ours, theirs].map(|many_streams| PolicyV2 { many_streams, ..policy(&[]) });
+        let policies = [ours, theirs].map(|(many_streams, dense_packets)| PolicyV2 {
+            many_streams,
+            dense_packets,
+            ..policy(&[])
+        });
         let v1 = Proposal { offers_smc_r_v1: true, ..proposal() };
         let mut client = Client::with_v2(T0, v1, policies[0], GID);
         let mut server =
@@ -131,15 +140,21 @@ fn many_streams_are_agreed_on_by_both_or_not_at_all() {
         client.provide_v2(Offer { gid: GID, ..offer(CLIENT, false) }, gids);
         let [ClientAction::Send(confirm)] = client_actions(&mut client)[..] else { panic!() };
         server.handle_frame(confirm).unwrap();
-        let both = ours && theirs;
-        assert_eq!(says(client.agreement().unwrap()), both, "{ours} {theirs}");
-        assert_eq!(says(server.agreement().unwrap()), both, "{ours} {theirs}");
+        let both = (ours.0 && theirs.0, ours.1 && theirs.1);
+        assert_eq!(says(client.agreement().unwrap()), both, "{ours:?} {theirs:?}");
+        assert_eq!(says(server.agreement().unwrap()), both, "{ours:?} {theirs:?}");
     }
-    for (options, are_ours) in
-        [(0, false), (1, false), (0x5347_0001, true), (0x5347_8003, true), (0x5347_0002, false)]
-    {
-        let contain = VendorOptions(options).contain(VendorOptions::MANY_STREAMS);
-        assert_eq!(contain, are_ours, "{options:x}");
+    for (options, expected) in [
+        (0, (false, false)),
+        (3, (false, false)),
+        (0x5347_0001, (true, false)),
+        (0x5347_0002, (false, true)),
+        (0x5347_8003, (true, true)),
+    ] {
+        let options = VendorOptions(options);
+        let contain = [VendorOptions::MANY_STREAMS, VendorOptions::DENSE_PACKETS]
+            .map(|one| options.contain(one));
+        assert_eq!((contain[0], contain[1]), expected, "{options:?}");
     }
 }
 

@@ -352,6 +352,14 @@ impl crate::Opening for Opening {
         }
     }
 
+    fn pack_densely(&mut self) {
+        match self {
+            Self::Roce(opening) => opening.pack_densely(),
+            Self::Shm(opening) => opening.pack_densely(),
+            Self::Verbs(opening) => opening.pack_densely(),
+        }
+    }
+
     fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
         match self {
             Self::Roce(opening) => opening.connect(peer).map(Qp::Roce),

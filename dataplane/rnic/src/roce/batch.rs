@@ -209,6 +209,11 @@ impl Batch {
             && self.used + len <= self.bytes.len()
     }
 
+    /// Whether the last run has several packets.
+    pub(super) fn ends_in_train(&self) -> bool {
+        self.runs.last().is_some_and(|run| run.segments > 1)
+    }
+
     /// Sends the runs through `wire`, and shows each packet that it has taken or refused. Returns
     /// how many these are, and how many runs were refused. The batch is empty afterwards unless the
     /// wire is full.
@@ -253,8 +258,10 @@ pub(super) struct Flushed {
 pub(super) const SEGMENTS_MAX: usize = 64;
 /// The most bytes of one run: the largest payload of a UDP datagram.
 pub(super) const RUN_LEN_MAX: usize = 65_507;
-/// The longest packet: BTH, RETH, 4096 bytes, ICRC.
-pub(super) const PACKET_MAX: usize = 12 + 16 + 4096 + 4;
+/// The most payload of a packet: the largest path MTU.
+pub(super) const PAYLOAD_MAX: u32 = 4096;
+/// The longest packet: BTH, RETH, payload, ICRC.
+pub(super) const PACKET_MAX: usize = 12 + 16 + PAYLOAD_MAX as usize + 4;
 /// The most runs of one batch.
 const RUNS_MAX: usize = 16;
 const STAGING_LEN: usize = 2 * 65_536;

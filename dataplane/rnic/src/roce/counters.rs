@@ -10,6 +10,8 @@ pub struct Counters {
     pub packets_out: u64,
     /// Retransmitted.
     pub retransmits: u64,
+    /// Requests that left in one packet with the request before them.
+    pub packed: u64,
     /// Path MTU probes sent.
     pub path_questions: u64,
     /// How often a path MTU probe allowed a queue pair to send larger packets.

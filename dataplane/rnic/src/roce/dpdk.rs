@@ -20,7 +20,7 @@ use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::frame::{self, Station, Way};
 use super::neighbours::{Home, Neighbours};
-use super::rnic::{HEADERS_MAX, mtu_for};
+use super::rnic::{HEADERS_MAX, sizes_for};
 use super::udp::WINDOW_MAX;
 use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join};
 
@@ -93,21 +93,19 @@ pub fn parts(config: &Config<'_>) -> Result<(Parameters, Dpdk), Error> {
     let mtu = wanted.map(|bytes| u16::try_from(bytes).expect("at most 4176"));
     let port = Port::open(config.device, Wishes { mtu, vlan: config.vlan })?;
     let path_mtu = u32::from(port.mtu());
-    let mtu = mtu_for(path_mtu).ok_or(Error::Misnamed("its MTU is below 336 bytes"))?;
+    let (mtu, payload_max) =
+        sizes_for(path_mtu, config.mtu_max).ok_or(Error::Misnamed("its MTU is below 336 bytes"))?;
     let mac = MacAddress(port.mac());
     let Config { address, prefix, gateway, .. } = *config;
     let home = Home { mac, address, prefix, gateway };
     let wants_huge = config.eal.iter().all(|argument| argument != "--no-huge");
     let backing = if wants_huge { Backing::Huge } else { Backing::Private };
     let setup = Parameters {
-        port: crate::Port {
-            gid: Gid::from_ip(config.address),
-            mac,
-            mtu: config.mtu_max.map_or(mtu, |max| mtu.min(max)),
-        },
+        port: crate::Port { gid: Gid::from_ip(config.address), mac, mtu },
         udp_port: UDP_PORT,
         backing,
         share: Share::ALL,
+        payload_max,
         window_max: WINDOW_MAX / 2,
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
         path: Arc::new(move |_, target| match home.next_hop(target) {

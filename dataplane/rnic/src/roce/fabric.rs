@@ -156,11 +156,8 @@ impl<W: Wire> Fabric<W> {
                 let (pairs, counters) = (&mut self.pairs, &mut self.counters);
                 let pair = reader.read(bytes, pairs, self.siblings.as_ref(), counters);
                 let Some((packet, pair)) = pair else { continue };
-                let context = (self.inbox.has_room(pair.id), Some(train.ecn));
-                let news = pair.handle(now, &packet, &self.keys, context, counters);
-                if let Some(event) = event(pair.id, news) {
-                    self.inbox.push(event);
-                }
+                let (keys, inbox, ecn) = (&self.keys, &mut self.inbox, Some(train.ecn));
+                pair.take_in(now, packet, keys, inbox, ecn, counters);
             }
         }
     }
@@ -178,13 +175,7 @@ impl<W: Wire> Fabric<W> {
             counters.packets_in += 1;
             let packet = Packet::parse(bytes).expect("the other fabric parsed it before");
             match pairs.from(packet.target, source) {
-                Some(pair) => {
-                    let context = (inbox.has_room(pair.id), None);
-                    let news = pair.handle(now, &packet, keys, context, counters);
-                    if let Some(event) = event(pair.id, news) {
-                        inbox.push(event);
-                    }
-                }
+                Some(pair) => pair.take_in(now, packet, keys, inbox, None, counters),
                 None => counters.unknown_qp += 1,
             }
         });
@@ -330,15 +321,6 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
 
     fn relinquish(&mut self, element: &mut Rmbe, announced: u32) -> usize {
         self.keys.relinquish(element, announced)
-    }
-}
-
-/// The event that `news` of a queue pair causes, if any.
-fn event(id: QpId, news: News) -> Option<Event> {
-    match news {
-        News::None => None,
-        News::Message(message) => Some(Event::Received(id, message)),
-        News::Broke(cause) => Some(Event::Broke(id, cause)),
     }
 }
 

@@ -13,6 +13,8 @@
 //! - A write is sent as a train of WRITE ONLY packets, each complete in itself, all but the last of
 //!   one size. Packets of equal size followed by one shorter one leave in one system call
 //!   (`batch`), and so do equally long messages to one queue pair.
+//! - Between two NICs of this kind several requests may share a packet, and packets may be as large
+//!   as the path allows, rather than as large as the next path MTU of InfiniBand (`dense`).
 //! - Each queue pair probes which packet size its path carries, and probes again when packets are
 //!   lost repeatedly. Unacknowledged requests whose packets were too large are split again into
 //!   smaller ones (`path`).
@@ -34,6 +36,7 @@ use std::net::SocketAddr;
 mod batch;
 mod congestion;
 mod counters;
+mod dense;
 pub mod dpdk;
 mod fabric;
 mod frame;

@@ -29,7 +29,7 @@ use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::frame::{self, Station, Way};
 use super::neighbours::{Home, Neighbours};
-use super::rnic::mtu_for;
+use super::rnic::sizes_for;
 use super::udp::WINDOW_MAX;
 use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join};
 
@@ -134,7 +134,7 @@ pub fn parts(config: &Config<'_>) -> io::Result<(Parameters, Packet)> {
     let Some(&(address, prefix)) = address.and_then(prefix) else {
         return Err(wrong(io::ErrorKind::AddrNotAvailable, "it does not have the address"));
     };
-    let mtu = mtu_for(device.mtu).ok_or_else(|| {
+    let (mtu, payload_max) = sizes_for(device.mtu, config.mtu_max).ok_or_else(|| {
         wrong(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
     })?;
     let gateway = gateway(&device.name, address);
@@ -142,14 +142,11 @@ pub fn parts(config: &Config<'_>) -> io::Result<(Parameters, Packet)> {
     let socket = PacketSocket::open(device.index, Carries::Udp(UDP_PORT), BUFFER_LEN)?;
     let buffer = socket.receive_buffer()?;
     let setup = Parameters {
-        port: crate::Port {
-            gid: Gid::from_ip(address),
-            mac: home.mac,
-            mtu: config.mtu_max.map_or(mtu, |max| mtu.min(max)),
-        },
+        port: crate::Port { gid: Gid::from_ip(address), mac: home.mac, mtu },
         udp_port: UDP_PORT,
         backing: Backing::Private,
         share: Share::ALL,
+        payload_max,
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
         path: Arc::new(move |here, target| match home.next_hop(target) {
@@ -169,17 +166,18 @@ fn parts_v1(
     device: &NetworkDevice,
     mac: MacAddress,
 ) -> io::Result<(Parameters, Packet)> {
-    let mtu = mtu_for(device.mtu).ok_or_else(|| {
+    let (mtu, payload_max) = sizes_for(device.mtu, config.mtu_max).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
     })?;
     let socket = PacketSocket::open(device.index, Carries::Type(ROCE_V1), BUFFER_LEN)?;
     let buffer = socket.receive_buffer()?;
     let (gid, path_mtu) = (gid_of(mac), device.mtu);
     let setup = Parameters {
-        port: crate::Port { gid, mac, mtu: config.mtu_max.map_or(mtu, |max| mtu.min(max)) },
+        port: crate::Port { gid, mac, mtu },
         udp_port: 0,
         backing: Backing::Private,
         share: Share::ALL,
+        payload_max,
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),
         entropy: Box::new(|| getrandom::u32().expect("the kernel gives random numbers")),
         // No router is on the way, so the device tells all there is to know.

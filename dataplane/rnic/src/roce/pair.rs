@@ -6,19 +6,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use smcr_proto::{Gid, Instant};
 
-use super::batch::{Batch, Destination, Ecn, Wire};
+use super::batch::{Batch, Destination, Ecn, PAYLOAD_MAX, Wire};
 use super::counters::Counters;
 use super::guard::{Far, Guard};
 use super::icrc::{Flow, Identifications};
+use super::inbox::{Event, Inbox};
 use super::keys::Keys;
 use super::marks::Marks;
-use super::psn;
-use super::requester::Requester;
+use super::psn::{self, Order};
+use super::requester::{Requester, Sizes};
 use super::responder::{Occasion, Received, Refused, Responder};
 use super::rnic::Qp;
 use super::shared::Ticket;
 use super::wire::{
-    ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, CONGESTION_LEN, Packet,
+    ACKNOWLEDGE, ACKNOWLEDGE_LEN, AETH_LEN, BTH_LEN, Body, Bth, CONGESTION_LEN, DENSE, Packet,
     build_congestion,
 };
 use crate::{Completion, QpError, QpId, Work};
@@ -37,6 +38,8 @@ pub(super) struct Pair {
     /// The packet payload that was last published, and where it is published.
     published: (u32, Arc<AtomicU32>),
     responder: Responder,
+    /// Both ends have agreed on dense packets.
+    dense: bool,
     guard: Guard,
     marks: Marks,
     pub(super) identifications: Identifications,
@@ -81,15 +84,17 @@ impl Pair {
     /// Takes over `qp`, whose packets leave from `local`.
     pub(super) fn new(id: QpId, qp: Qp, local: SocketAddr) -> Self {
         let target = SocketAddr::new(qp.peer.gid.to_ip(), local.port());
-        let (peer, payloads) = ((qp.peer.qpn, qp.local.psn), (qp.mtu, qp.known));
+        let Sizes { mtu, dense, .. } = qp.sizes;
+        let write_max = if dense { PAYLOAD_MAX } else { mtu };
         Self {
             id,
             peer: qp.peer.qpn,
             target,
             flow: Flow::new(local, target),
-            requester: Requester::new(peer, payloads, qp.window_max),
+            requester: Requester::new((qp.peer.qpn, qp.local.psn), qp.sizes, qp.window_max),
             published: (0, qp.payload),
-            responder: Responder::new(qp.domain, qp.messages, qp.mtu, qp.peer.psn),
+            responder: Responder::new((qp.domain, qp.messages), (mtu, write_max), qp.peer.psn),
+            dense,
             ticket: qp.ticket,
             guard: Guard::default(),
             marks: Marks::default(),
@@ -122,9 +127,46 @@ impl Pair {
         is_news
     }
 
-    /// Processes a packet for this queue pair whose ICRC is right. `room` says whether there is
-    /// room for a message; what its IP header says of congestion may be unknown.
-    pub(super) fn handle(
+    /// Processes a packet for this queue pair whose ICRC is right, and tells `inbox` what the
+    /// caller must hear of. What its IP header says of congestion may be unknown.
+    pub(super) fn take_in(
+        &mut self,
+        now: Instant,
+        packet: Packet<'_>,
+        keys: &Keys,
+        inbox: &mut Inbox,
+        ecn: Option<Ecn>,
+        counters: &mut Counters,
+    ) {
+        let mut one = |pair: &mut Self, packet: &Packet<'_>, ecn| {
+            let room = inbox.has_room(pair.id);
+            match pair.handle(now, packet, keys, (room, ecn), counters) {
+                News::None => {}
+                News::Message(message) => inbox.push(Event::Received(pair.id, message)),
+                News::Broke(cause) => inbox.push(Event::Broke(pair.id, cause)),
+            }
+        };
+        let Body::Dense(mut parts) = packet.body else { return one(self, &packet, ecn) };
+        if !self.dense {
+            counters.malformed += 1;
+            return;
+        }
+        let mut part = Packet { ack_request: false, ..packet };
+        let mut ecn = ecn;
+        while let Some(body) = parts.next() {
+            part.body = body;
+            part.ack_request = packet.ack_request && parts.is_empty();
+            one(self, &part, ecn.take());
+            part.psn = psn::advance(part.psn, 1);
+            // One that was not executed tells all that those behind it would.
+            if psn::order(self.responder.expected(), part.psn) == Order::After {
+                break;
+            }
+        }
+    }
+
+    /// Processes a packet. `room` says whether there is room for a message.
+    fn handle(
         &mut self,
         now: Instant,
         packet: &Packet<'_>,
@@ -153,7 +195,11 @@ impl Pair {
                     Err(cause) => cause,
                 }
             }
-            Body::Send { .. } | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
+            Body::Send { .. }
+            | Body::Write { .. }
+            | Body::WriteOn { .. }
+            | Body::Dense(_)
+            | Body::Unserved => {
                 if !is_ready {
                     self.responder.refuse_again();
                     return News::None;
@@ -176,9 +222,11 @@ impl Pair {
             Body::Acknowledge(_) => self.requester.oldest_psn(),
             // It has no PSN. Whoever forges it slows us down, but does not stop us.
             Body::Congestion => return true,
-            Body::Send { .. } | Body::Write { .. } | Body::WriteOn { .. } | Body::Unserved => {
-                self.responder.expected()
-            }
+            Body::Send { .. }
+            | Body::Write { .. }
+            | Body::WriteOn { .. }
+            | Body::Dense(_)
+            | Body::Unserved => self.responder.expected(),
         };
         if psn::is_near(expected, packet.psn) {
             return true;
@@ -230,6 +278,7 @@ impl Pair {
     ) -> Filled {
         let segments_max = self.segments_max(now, wire);
         let mut occasion = Occasion::Turn;
+        let mut is_dense = false;
         if self.state == State::Ready {
             while *budget > 0
                 && let Some(len) = self.requester.next_len(now)
@@ -239,14 +288,15 @@ impl Pair {
                 };
                 *budget -= 1;
                 self.requester.build(now, *budget == 0, slot.bytes, counters);
+                is_dense = slot.bytes[0] == DENSE;
                 self.flow.seal(slot.identification, slot.bytes);
                 occasion = Occasion::WithData;
             }
         }
-        // Sending it behind data saves a system call only if it becomes part of the same run.
-        if occasion == Occasion::WithData
-            && !batch.joins(self.destination(), ACKNOWLEDGE_LEN, segments_max)
-        {
+        // Sending it behind data saves a system call only if it becomes part of the same run. But a
+        // dense packet alone, such as a request or its answer, costs less than a run of two.
+        let joins = batch.joins(self.destination(), ACKNOWLEDGE_LEN, segments_max);
+        if occasion == Occasion::WithData && (!joins || is_dense && !batch.ends_in_train()) {
             occasion = Occasion::BesideData;
         }
         self.answer(now, occasion, batch, wire, counters)

@@ -11,6 +11,7 @@ use smcr_memory::Lease;
 use smcr_proto::Rkey;
 
 use super::PACKET_COST;
+use super::dense::{part_len, write_head};
 use super::wire::{
     BTH_LEN, Bth, RETH_LEN, Reth, SEND_FIRST, SEND_LAST, SEND_MIDDLE, SEND_ONLY, WRITE_ONLY,
     packet_len,
@@ -172,21 +173,51 @@ impl Request {
     /// Builds one of its packets; the ICRC is left open.
     pub(super) fn build(&self, packet: u32, header: Bth, out: &mut [u8]) {
         out[..BTH_LEN].copy_from_slice(&header.encode());
-        let payload_at = self.body.headers_len();
-        let payload_end = payload_at + header.payload_len;
+        self.build_rest(packet, header.payload_len, &mut out[BTH_LEN..]);
+    }
+
+    /// The length of one of its packets as a part of a dense one, if it can be.
+    pub(super) fn part_len(&self, packet: u32) -> Option<usize> {
+        match self.body {
+            Outgoing::Write { .. } | Outgoing::Send(_) => {
+                Some(part_len(self.opcode(packet), self.payload_len(packet) as usize))
+            }
+            Outgoing::SendLong(_) => None,
+        }
+    }
+
+    /// Builds one of its packets as a part of a dense one, at the beginning of `out`, and returns
+    /// the rest. `more` says that another part follows.
+    pub(super) fn build_part<'a>(
+        &self,
+        packet: u32,
+        more: bool,
+        out: &'a mut [u8],
+    ) -> &'a mut [u8] {
+        let len = self.part_len(packet).expect("the caller asked before");
+        let (part, rest) = out.split_at_mut(len);
+        let payload = self.payload_len(packet) as usize;
+        self.build_rest(packet, payload, write_head(self.opcode(packet), more, payload, part));
+        rest
+    }
+
+    /// Fills `out` with what follows the BTH of a packet, and zeros.
+    fn build_rest(&self, packet: u32, payload_len: usize, out: &mut [u8]) {
+        let payload_at = self.body.headers_len() - BTH_LEN;
+        let payload_end = payload_at + payload_len;
         match &self.body {
             Outgoing::Write { lease, rkey, address } => {
                 let at = self.skipped + packet * self.segment;
                 let address = address.wrapping_add(at.into());
-                let len = u32::try_from(header.payload_len).expect("at most the MTU");
+                let len = u32::try_from(payload_len).expect("at most the MTU");
                 let reth = Reth { address, rkey: *rkey, len };
-                out[BTH_LEN..payload_at].copy_from_slice(&reth.encode());
+                out[..payload_at].copy_from_slice(&reth.encode());
                 lease.copy_out(at, &mut out[payload_at..payload_end]);
             }
             Outgoing::Send(message) => out[payload_at..payload_end].copy_from_slice(message),
             Outgoing::SendLong(message) => {
                 let at = (packet * self.segment) as usize;
-                let piece = &message[at..at + header.payload_len];
+                let piece = &message[at..at + payload_len];
                 out[payload_at..payload_end].copy_from_slice(piece);
             }
         }

@@ -15,16 +15,17 @@ use super::counters::Counters;
 use super::path::Path;
 use super::psn::PSN_MASK;
 use super::request::{Mark, Place, Request, Segments};
-use super::wire::{Aeth, Bth, SEND_LAST, SEND_ONLY, Syndrome, build_probe, probe_len};
-use super::{PACKET_COST, SEND_QUEUE_DEPTH, psn};
+use super::wire::{Aeth, Syndrome};
+use super::{SEND_QUEUE_DEPTH, psn};
 use crate::{Completion, QpError, QpId, Status, Work};
 
+mod building;
 mod size;
 mod timer;
 mod trains;
 
 use timer::{SILENCE_MAX, Wait, not_ready_wait};
-use trains::{ASKING_AT, ASKING_OF, Evidence, MANY, Trains};
+use trains::{ASKING_AT, ASKING_OF, Evidence, Trains};
 
 /// The sending half.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub(super) struct Requester {
     first_psn: Psn,
     /// Payload of full packets.
     segments: Segments,
+    /// Requests may share a packet.
+    dense: bool,
     /// The send queue, oldest first. The first `done` requests are acknowledged and wait for a
     /// `poll` to report them.
     queue: VecDeque<Request>,
@@ -70,6 +73,19 @@ pub(super) struct Requester {
     went_back: Option<(u64, Instant)>,
 }
 
+/// What the packets of a queue pair may be like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    /// The path MTU that both ends have agreed on, in bytes of payload.
+    pub(super) mtu: u32,
+    /// The most payload of packets that need not be of that size.
+    pub(super) ceiling: u32,
+    /// The payload that the host knows to pass.
+    pub(super) known: u32,
+    /// Both ends have agreed on [dense](super::dense) packets.
+    pub(super) dense: bool,
+}
+
 /// A packet whose round trip is being measured.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
@@ -80,19 +96,15 @@ struct Timed {
 }
 
 impl Requester {
-    /// Creates a requester that sends to `peer`, beginning with `first_psn`. Both ends have agreed
-    /// on packets with up to `ceiling` bytes of payload; the host knows that `known` bytes pass.
-    pub(super) fn new(
-        (peer, first_psn): (Qpn, Psn),
-        (ceiling, known): (u32, u32),
-        window_max: u32,
-    ) -> Self {
-        let path = Path::new(ceiling, known);
-        let segments = Segments { write: path.payload(), message: ceiling };
+    /// Creates a requester that sends to `peer`, beginning with `first_psn`.
+    pub(super) fn new((peer, first_psn): (Qpn, Psn), sizes: Sizes, window_max: u32) -> Self {
+        let path = Path::new(sizes.ceiling, sizes.known);
+        let segments = Segments { write: path.payload(), message: sizes.mtu };
         Self {
             peer,
             first_psn,
             segments,
+            dense: sizes.dense,
             // It grows on demand, as most queue pairs are idle most of the time.
             queue: VecDeque::new(),
             done: 0,
@@ -165,101 +177,6 @@ impl Requester {
     /// several times.
     fn is_asking(&self) -> bool {
         self.trains.may_ask(self.silence) && self.attempts % ASKING_OF == ASKING_AT
-    }
-
-    /// The length of the next packet, if one may be sent now.
-    pub(super) fn next_len(&self, now: Instant) -> Option<usize> {
-        if self.path.is_probing() || self.path.is_doubted() {
-            if let Some(payload) = self.probe(now) {
-                return Some(probe_len(payload));
-            }
-            // Before a probe may be sent, all earlier packets must be acknowledged, and the last of
-            // them must have requested that.
-            let is_new = self.next.mark.sequence >= self.sent_end;
-            if self.path.is_doubted() || is_new && self.may_wait() {
-                return None;
-            }
-        }
-        if self.next.mark.sequence == self.end.sequence {
-            return None;
-        }
-        let in_flight = self.next.mark.cost - self.oldest.mark.cost;
-        if in_flight > 0 && self.is_asking() {
-            return None;
-        }
-        let paused = self.paused_until.is_some_and(|until| now < until);
-        if paused || in_flight >= u64::from(self.congestion.window()) {
-            return None;
-        }
-        let request = &self.queue[self.next.request];
-        Some(request.packet_len(self.next.packet))
-    }
-
-    /// Builds the packet whose length [`next_len`](Self::next_len) returned, without its ICRC, and
-    /// counts it as sent. `last` says that no other packet follows in this burst.
-    ///
-    /// # Panics
-    ///
-    /// If `out` has another length.
-    pub(super) fn build(
-        &mut self,
-        now: Instant,
-        last: bool,
-        out: &mut [u8],
-        counters: &mut Counters,
-    ) {
-        if let Some(payload) = self.probe(now) {
-            counters.path_questions += 1;
-            let repeated = psn::advance(self.oldest_psn(), PSN_MASK.into());
-            build_probe((self.peer, repeated), payload, out);
-            self.path
-                .probe_sent(now, self.congestion.base_timeout().min(SILENCE_MAX - self.silence));
-            return;
-        }
-        let Place { mark: Mark { sequence, .. }, request: at, packet } = self.next;
-        let request = &self.queue[at];
-        let payload_len = request.payload_len(packet);
-        assert_eq!(out.len(), request.packet_len(packet));
-
-        self.next.mark.sequence += 1;
-        self.next.mark.cost += u64::from(payload_len) + u64::from(PACKET_COST);
-        self.next.packet += 1;
-        if self.next.packet == request.packets {
-            self.next.request += 1;
-            self.next.packet = 0;
-        }
-        self.unasked += 1;
-        let ask = last || self.unasked >= UNASKED_MAX || self.next_len(now).is_none();
-        let request = &self.queue[at];
-        let opcode = request.opcode(packet);
-        let header = Bth {
-            opcode,
-            solicited: opcode == SEND_ONLY || opcode == SEND_LAST,
-            payload_len: payload_len as usize,
-            target: self.peer,
-            ack_request: ask,
-            psn: psn::advance(self.first_psn, sequence),
-        };
-        request.build(packet, header, out);
-        self.count_sent(now, sequence, ask, counters);
-    }
-
-    /// Counts the packet `sequence` as sent and starts the timers. `ask` says that it requests an
-    /// acknowledgement.
-    fn count_sent(&mut self, now: Instant, sequence: u64, ask: bool, counters: &mut Counters) {
-        if sequence < self.sent_end {
-            counters.retransmits += 1;
-        } else {
-            self.sent_end = sequence + 1;
-            if ask && self.timed.is_none() {
-                self.timed = Some(Timed { sequence, left: now, repeated: false });
-            }
-        }
-        if ask {
-            self.unasked = 0;
-        }
-        self.last_sent = now;
-        self.wait_for_answer(now);
     }
 
     /// Processes an acknowledgement or NAK of the peer.
@@ -400,6 +317,7 @@ impl Requester {
         if before.sequence == sequence {
             return;
         }
+        let passed_alone = self.passed_alone(sequence);
         while self.queue.get(self.done).is_some_and(|request| request.end().sequence <= sequence) {
             self.done += 1;
         }
@@ -407,10 +325,10 @@ impl Requester {
             Some(request) => request.place(self.done, sequence),
             None => Place { mark: self.end, request: self.done, packet: 0 },
         };
-        let evidence = match sequence - before.sequence {
-            1 if self.is_asking() && self.sent_end > sequence => Evidence::OnlyAlone,
-            1..MANY => Evidence::None,
-            _ => Evidence::Many,
+        let gained = self.oldest.mark.cost - before.cost;
+        let evidence = match passed_alone {
+            true => Evidence::OnlyAlone,
+            false => self.evidence(sequence - before.sequence, gained),
         };
         self.trains.progress(now, evidence);
         let mut spurious = false;
@@ -420,7 +338,6 @@ impl Requester {
             spurious = self.congestion.undo_timeout();
             counters.timeouts_undone += u64::from(spurious);
         }
-        let gained = self.oldest.mark.cost - before.cost;
         self.congestion.acknowledged(u32::try_from(gained).unwrap_or(u32::MAX));
         if let Some(timed) = self.timed
             && timed.sequence < sequence
@@ -486,8 +403,6 @@ impl Requester {
 /// The capacity that an idle send queue keeps: the requests that many interactive connections have
 /// outstanding at once, so that the queue allocates once in the common case.
 const QUEUE_KEPT: usize = 128;
-/// At least one packet in this many requests an acknowledgement.
-const UNASKED_MAX: u32 = 32;
 /// How long a peer may have no room for one message before the queue pair breaks. Longer than any
 /// host is busy that is well; and what waits for it holds memory that others need.
 const UNREADY_MAX: Duration = Duration::from_secs(10);

@@ -22,8 +22,10 @@ use crate::{Domain, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, Messages};
 pub(super) struct Responder {
     domain: Domain,
     messages: Messages,
-    /// Payload of a full packet.
+    /// Payload of a full packet: the path MTU.
     mtu: u32,
+    /// The most payload of a write of one packet.
+    write_max: u32,
     expected: Psn,
     /// Messages completed: 24 bits.
     msn: u32,
@@ -96,13 +98,18 @@ pub(super) enum Received {
 pub(super) struct Refused;
 
 impl Responder {
-    /// Creates a responder that expects the PSN `first`, and packets of up to `mtu` bytes of
-    /// payload.
-    pub(super) fn new(domain: Domain, messages: Messages, mtu: u32, first: Psn) -> Self {
+    /// Creates a responder that expects the PSN `first`, packets of up to `mtu` bytes of payload,
+    /// and writes of one packet with up to `write_max`.
+    pub(super) fn new(
+        (domain, messages): (Domain, Messages),
+        (mtu, write_max): (u32, u32),
+        first: Psn,
+    ) -> Self {
         Self {
             domain,
             messages,
             mtu,
+            write_max,
             expected: first,
             msn: 0,
             writing: None,
@@ -278,7 +285,7 @@ impl Responder {
             Body::Send { payload, .. }
             | Body::Write { payload, .. }
             | Body::WriteOn { payload, .. } => payload.len(),
-            Body::Acknowledge(_) | Body::Congestion | Body::Unserved => 0,
+            Body::Dense(_) | Body::Acknowledge(_) | Body::Congestion | Body::Unserved => 0,
         };
         self.packets = self.packets.saturating_add(1);
         let is_message = matches!(done, Done::Message(_) | Done::Long(_));
@@ -319,7 +326,7 @@ impl Responder {
                 let reth = self.writing.ok_or(Syndrome::INVALID_REQUEST)?;
                 self.write(reth, more, payload, keys)
             }
-            Body::Unserved | Body::Acknowledge(_) | Body::Congestion => {
+            Body::Unserved | Body::Dense(_) | Body::Acknowledge(_) | Body::Congestion => {
                 Err(Syndrome::INVALID_REQUEST)
             }
         }
@@ -371,7 +378,7 @@ impl Responder {
     ) -> Result<Done, Syndrome> {
         let len = u32::try_from(payload.len()).map_err(|_| Syndrome::INVALID_REQUEST)?;
         let fits = if more { len == self.mtu && len < rest.len } else { len == rest.len };
-        if !fits || len > self.mtu {
+        if !fits || len > self.write_max {
             return Err(Syndrome::INVALID_REQUEST);
         }
         // A write of zero bytes succeeds with any key and address.

@@ -14,7 +14,9 @@ use smcr_os::carrier::Link;
 use smcr_proto::{Gid, Mtu, Psn, Qpn, Rkey};
 
 use super::QUEUE_PAIRS_MAX;
+use super::batch::PAYLOAD_MAX;
 use super::psn::PSN_MASK;
+use super::requester::Sizes;
 use super::shared::{KeyUpdate, Shared, Ticket};
 use super::siblings::Share;
 use crate::{ConnectError, Domain, Event, Exhausted, Messages, Port, QpAddress, Registration};
@@ -27,6 +29,10 @@ pub struct Parameters {
     pub udp_port: u16,
     /// The queue pair numbers that this part of the NIC may assign.
     pub share: Share,
+    /// The most payload of packets to peers with which [dense](crate::Opening::pack_densely)
+    /// packets are agreed on, as far as the path to them allows it: a packet need not be as large
+    /// as one of the path MTUs then.
+    pub payload_max: u32,
     /// The most bytes that one queue pair may have in flight.
     pub window_max: u32,
     /// Source of rkeys, queue pair numbers and first PSNs. Must not be predictable.
@@ -78,6 +84,8 @@ pub struct Opening {
     domain: Domain,
     messages: Messages,
     address: QpAddress,
+    payload_max: u32,
+    dense: bool,
     window_max: u32,
     path: PathMtu,
     payload: Arc<AtomicU32>,
@@ -91,10 +99,7 @@ pub struct Qp {
     pub(super) messages: Messages,
     pub(super) local: QpAddress,
     pub(super) peer: QpAddress,
-    /// The path MTU that both ends have agreed on, in bytes of payload.
-    pub(super) mtu: u32,
-    /// The path MTU that the host knows, in bytes of payload.
-    pub(super) known: u32,
+    pub(super) sizes: Sizes,
     pub(super) window_max: u32,
     /// Where the poller publishes the payload of full packets.
     pub(super) payload: Arc<AtomicU32>,
@@ -220,6 +225,8 @@ impl crate::Rnic for Rnic {
             domain,
             messages,
             address: QpAddress { gid: port.gid, mac: port.mac, qpn, psn, mtu: port.mtu },
+            payload_max: self.setup.payload_max,
+            dense: false,
             window_max: self.setup.window_max,
             path: Arc::clone(&self.setup.path),
             payload,
@@ -244,19 +251,33 @@ impl crate::Opening for Opening {
         self.address.mtu = path.map_or(self.address.mtu, |path| path.min(self.address.mtu));
     }
 
+    fn pack_densely(&mut self) {
+        self.dense = true;
+    }
+
     fn connect(self, peer: QpAddress) -> Result<Qp, ConnectError> {
         let path = path_to(&self.path, self.address.gid, peer.gid)?;
         // RFC 7609 A.2.3 #11: use the smaller MTU
-        let mtu = self.address.mtu.min(peer.mtu).bytes().ok_or(ConnectError::Unreachable)?;
+        let agreed = self.address.mtu.min(peer.mtu);
+        let mtu = agreed.bytes().ok_or(ConnectError::Unreachable)?;
         let known = mtu_for(path).and_then(Mtu::bytes).ok_or(ConnectError::Unreachable)?;
+        let sizes = match self.dense {
+            false => Sizes { mtu, ceiling: mtu, known, dense: false },
+            true => {
+                let known = known.max(payload_for(path));
+                // If the peer's path MTU is the next smaller one, its device may carry no more.
+                let is_lowest = agreed == self.address.mtu;
+                let ceiling = if is_lowest { mtu.max(known.min(self.payload_max)) } else { mtu };
+                Sizes { mtu, ceiling, known, dense: true }
+            }
+        };
         Ok(Qp {
             ticket: self.ticket,
             domain: self.domain,
             messages: self.messages,
             local: self.address,
             peer,
-            mtu,
-            known,
+            sizes,
             window_max: self.window_max,
             payload: self.payload,
         })
@@ -287,6 +308,21 @@ pub(super) fn mtu_for(bytes: u32) -> Option<Mtu> {
     [Mtu::B4096, Mtu::B2048, Mtu::B1024, Mtu::B512, Mtu::B256]
         .into_iter()
         .find(|mtu| mtu.bytes().is_some_and(|payload| payload + HEADERS_MAX <= bytes))
+}
+
+/// What a device with an MTU of `bytes` bytes carries, and `limit` allows: the path MTU to
+/// announce, and the [most payload](Parameters::payload_max).
+pub(super) fn sizes_for(bytes: u32, limit: Option<Mtu>) -> Option<(Mtu, u32)> {
+    let mtu = mtu_for(bytes)?;
+    let mtu = limit.map_or(mtu, |limit| mtu.min(limit));
+    let payload = mtu.bytes()?;
+    Some((mtu, if limit.is_some() { payload } else { payload.max(payload_for(bytes)) }))
+}
+
+/// The most payload of packets that fit into IP packets of `bytes` bytes, if both ends take packets
+/// of any size: whole cache lines, so that what is copied stays aligned.
+pub(super) fn payload_for(bytes: u32) -> u32 {
+    (bytes.saturating_sub(HEADERS_MAX) & !63).min(PAYLOAD_MAX)
 }
 
 /// Addresses that peers are told begin at multiples of this power of two, as large pages would.

@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 
 use smcr_proto::{Psn, Qpn, Rkey};
 
+use super::batch::PAYLOAD_MAX;
 use super::icrc::Flow;
 use super::psn;
 use super::wire::{
-    BTH_LEN, Bth, RETH_LEN, Reth, SEND_FIRST, SEND_LAST, SEND_MIDDLE, SEND_ONLY, WRITE_FIRST,
+    BTH_LEN, Body, Bth, RETH_LEN, Reth, SEND_FIRST, SEND_LAST, SEND_MIDDLE, SEND_ONLY, WRITE_FIRST,
     WRITE_LAST, WRITE_MIDDLE, WRITE_ONLY, packet_len,
 };
 
@@ -51,6 +52,27 @@ impl Speller {
     ) {
         let opcodes = [WRITE_ONLY, WRITE_FIRST, WRITE_MIDDLE, WRITE_LAST];
         self.spell(opcodes, Some(Reth { address, rkey, len }), len, bytes, show);
+    }
+
+    /// Spells a part of a dense packet.
+    pub(super) fn part(&mut self, part: Body<'_>, show: &mut dyn FnMut(&[u8])) {
+        match part {
+            Body::Send { payload, .. } => self.send(payload, show),
+            Body::Write { reth, payload, .. } => {
+                let bytes = |at: u32, out: &mut [u8]| {
+                    let at = at as usize;
+                    out.copy_from_slice(&payload[at..at + out.len()]);
+                };
+                // What the peer says of it in the RETH may be wrong.
+                let len = u32::try_from(payload.len()).expect("it was in a packet");
+                self.write((reth.rkey, reth.address), len, &bytes, show);
+            }
+            Body::WriteOn { .. }
+            | Body::Dense(_)
+            | Body::Acknowledge(_)
+            | Body::Congestion
+            | Body::Unserved => unreachable!("no part is {part:?}"),
+        }
     }
 
     fn spell(
@@ -98,6 +120,3 @@ impl Speller {
         }
     }
 }
-
-/// The most payload of a packet: the largest path MTU.
-const PAYLOAD_MAX: u32 = 4096;

@@ -13,7 +13,8 @@
 //! up: the frame's addresses, and IP headers where the NIC has not shown them.
 //!
 //! - `roce` shows its packets as they are, in both directions, retransmissions and acknowledgements
-//!   included, and what arrived damaged.
+//!   included, and what arrived damaged. But no tool knows [dense](super::dense) packets: their
+//!   parts are shown as the packets that they would otherwise be.
 //! - A real RNIC does not show its packets, and memory that is shared has none. There
 //!   [`Traced`](crate::tracer::Traced) shows work requests when they are posted and messages when
 //!   they are received, each as the packets of which RoCEv2 would make it. What the peer writes is
@@ -25,7 +26,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use smcr_proto::{Instant, MacAddress};
 
+use super::Speller;
 use super::frame::{FRAME_MAX, HEAD_MAX, Station, Way, write_head};
+use super::icrc::Flow;
+use super::wire::{Body, Packet};
 use crate::queue::Queue;
 
 /// What to capture.
@@ -206,10 +210,33 @@ impl Tap {
         identification: u16,
         packet: &[u8],
     ) {
-        let Some(Session { selection, rings }) = &self.session else { return };
+        let Some(Session { selection, .. }) = &self.session else { return };
         if selection.peer.is_some_and(|peer| peer != remote) {
             return;
         }
+        let addresses = (ends.0.address, ends.1.address);
+        match Packet::parse(packet) {
+            Ok(Packet { target, psn, body: Body::Dense(parts), .. })
+                if Flow::new(addresses.0, addresses.1).is_intact(identification, packet) =>
+            {
+                let mut speller = Speller::new(addresses, target, psn);
+                parts.for_each(|part| {
+                    speller.part(part, &mut |packet| self.copy_one(now, is_sent, ends, 0, packet));
+                });
+            }
+            Ok(_) | Err(_) => self.copy_one(now, is_sent, ends, identification, packet),
+        }
+    }
+
+    fn copy_one(
+        &self,
+        now: Instant,
+        is_sent: bool,
+        ends: (Station, Station),
+        identification: u16,
+        packet: &[u8],
+    ) {
+        let Some(Session { selection, rings }) = &self.session else { return };
         let Some(mut record) = rings.empty.pop() else {
             rings.dropped.fetch_add(1, Ordering::Relaxed);
             return;

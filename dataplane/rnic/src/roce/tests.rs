@@ -15,6 +15,7 @@ use crate::{
     Registration, Rnic as _, Status, Tag, Work,
 };
 
+mod dense;
 mod fuzz;
 mod loopback;
 mod marked;
@@ -74,6 +75,17 @@ fn nic_with(
     mtu: Mtu,
     path: HostPath,
 ) -> (Rnic, Fabric<Lossy>) {
+    nic_of(network, (node, bits), (mtu, mtu.bytes().unwrap()), path)
+}
+
+/// Creates a NIC that announces a path MTU, and may send packets with so much payload to peers with
+/// which dense packets are agreed on.
+fn nic_of(
+    network: &Network,
+    (node, bits): (u8, u32),
+    (mtu, payload_max): (Mtu, u32),
+    path: HostPath,
+) -> (Rnic, Fabric<Lossy>) {
     let SocketAddr::V4(at) = address(node) else { unreachable!() };
     let mut dice = Dice::new(u64::from(node) + 77);
     let port =
@@ -83,6 +95,7 @@ fn nic_with(
         port,
         udp_port: UDP_PORT,
         share: Share::ALL,
+        payload_max,
         window_max: 1 << 20,
         entropy: Box::new(move || u32::try_from(dice.next_u64() >> 32).unwrap() | bits),
         path: Arc::new(path),
@@ -93,7 +106,10 @@ fn nic_with(
 impl Node {
     fn new(network: &Network, node: u8, mtu: Mtu) -> (Self, Opening) {
         // The first PSNs are just before the wrap, to test it.
-        let (mut rnic, fabric) = nic(network, node, mtu, 0x00ff_ff00);
+        Self::of(nic(network, node, mtu, 0x00ff_ff00))
+    }
+
+    fn of((mut rnic, fabric): (Rnic, Fabric<Lossy>)) -> (Self, Opening) {
         let domain = rnic.open_domain().unwrap();
         let memory = Region::new(MEMORY).unwrap();
         let registration = rnic.register(domain, &memory).unwrap();

@@ -16,7 +16,7 @@ use smcr_os::udp::{Departing, ReceiveRing, Steering, UdpSocket, Unsent};
 use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
 use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire, traffic_class};
-use super::rnic::mtu_for;
+use super::rnic::sizes_for;
 use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join, join_all};
 use crate::Port;
 
@@ -146,16 +146,16 @@ fn setup(
     socket: &UdpSocket,
     share: Share,
 ) -> io::Result<Parameters> {
-    let mtu = mtu_for(interface.mtu).ok_or_else(|| {
+    let (mtu, payload_max) = sizes_for(interface.mtu, config.mtu_max).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")
     })?;
-    let mtu = config.mtu_max.map_or(mtu, |max| mtu.min(max));
     let buffer = socket.receive_buffer()?;
     Ok(Parameters {
         port: Port { gid: Gid::from_ip(interface.address), mac: MacAddress(interface.mac), mtu },
         udp_port: config.port,
         backing: Backing::Private,
         share,
+        payload_max,
         // We assume that the peer's socket buffer is as large as ours. It holds more overhead than
         // payload, and packets of more than one queue pair.
         window_max: u32::try_from(buffer / 4).unwrap_or(WINDOW_MAX).min(WINDOW_MAX),

@@ -6,6 +6,7 @@
 
 use smcr_proto::{Psn, Qpn, Rkey};
 
+use super::dense::Parts;
 use super::psn::PSN_MASK;
 
 /// Length of the base transport header.
@@ -74,6 +75,8 @@ pub(crate) enum Body<'a> {
         /// Its next bytes.
         payload: &'a [u8],
     },
+    /// Several sends and writes, each with a PSN of its own.
+    Dense(Parts<'a>),
     /// An acknowledgement or NAK.
     Acknowledge(Aeth),
     /// A congestion notification packet: routers have marked our packets.
@@ -159,6 +162,8 @@ pub(super) const WRITE_ONLY: u8 = 0x0a;
 pub(super) const ACKNOWLEDGE: u8 = 0x11;
 /// A congestion notification packet.
 pub(super) const CONGESTION: u8 = 0x81;
+/// Several requests in one packet: the first of the opcodes for manufacturers.
+pub(super) const DENSE: u8 = 0xc0;
 /// Zeros between BTH and ICRC of a congestion notification packet.
 const CONGESTION_REST_LEN: usize = 16;
 /// Length of a congestion notification packet.
@@ -262,13 +267,14 @@ impl<'a> Body<'a> {
             },
             CONGESTION if rest.len() == CONGESTION_REST_LEN => Ok(Self::Congestion),
             CONGESTION => Err(Malformed::Length),
+            DENSE => Parts::parse(unpadded(rest)?).map(Self::Dense),
             // Sends with immediates; writes with immediates; reads; atomics;
             // sends that invalidate; flush and atomic write.
             0x03 | 0x05 | 0x09 | 0x0b | 0x0c | 0x13 | 0x14 | 0x16 | 0x17 | 0x1c | 0x1d => {
                 Ok(Self::Unserved)
             }
             // Responses to reads and atomics, reserved codes, and all other transport services.
-            0x0d..=0x10 | 0x12 | 0x15 | 0x18..=0x1b | 0x1e..=0x80 | 0x82..=0xff => {
+            0x0d..=0x10 | 0x12 | 0x15 | 0x18..=0x1b | 0x1e..=0x80 | 0x82..=0xbf | 0xc1..=0xff => {
                 Err(Malformed::Opcode)
             }
         }
@@ -276,7 +282,8 @@ impl<'a> Body<'a> {
 }
 
 impl Reth {
-    fn parse(bytes: &[u8; RETH_LEN]) -> Self {
+    /// Reads the header.
+    pub(super) fn parse(bytes: &[u8; RETH_LEN]) -> Self {
         let [a7, a6, a5, a4, a3, a2, a1, a0, k3, k2, k1, k0, l3, l2, l1, l0] = *bytes;
         Self {
             address: u64::from_be_bytes([a7, a6, a5, a4, a3, a2, a1, a0]),

@@ -37,6 +37,7 @@ fn written(sent: &[Record], ends: [QpAddress; 2], (rkey, address): (Rkey, u64)) 
             }
             Body::Send { first: true, more: false, payload } => assert_eq!(payload, [7; 44]),
             Body::Write { .. }
+            | Body::Dense(_)
             | Body::Send { .. }
             | Body::Acknowledge(_)
             | Body::Congestion

@@ -14,8 +14,7 @@ impl Requester {
     pub(super) fn try_again(&mut self) {
         self.go_back();
         self.attempts += 1;
-        let Place { request, packet, .. } = self.oldest;
-        let lost = self.queue[request].payload_len(packet);
+        let lost = self.oldest_payload();
         if self.attempts >= ATTEMPTS && lost > PAYLOAD_MIN {
             self.attempts = 0;
             self.path.doubt(lost, self.last_sent + PACKET_LIFE);

@@ -2,12 +2,16 @@ use smcr_memory::{Region, SendPool};
 use smcr_proto::Rkey;
 
 use super::super::path::PACKET_LIFE;
-use super::super::wire::{Body, Packet, SEND_FIRST, SEND_MIDDLE, WRITE_ONLY};
+use super::super::wire::{Body, Packet, SEND_FIRST, SEND_LAST, SEND_MIDDLE, SEND_ONLY, WRITE_ONLY};
 use super::*;
 use crate::Tag;
+use crate::roce::PACKET_COST;
+
+mod dense;
 
 const MTU: u32 = 1024;
 const FIRST: Psn = Psn(0xff_fffe);
+const PLAIN: Sizes = Sizes { mtu: MTU, ceiling: MTU, known: MTU, dense: false };
 
 /// A requester, and a reader of its packets.
 struct Bench {
@@ -24,7 +28,7 @@ type Seen = (u64, usize, bool);
 impl Bench {
     fn new() -> Self {
         Self {
-            requester: Requester::new((Qpn(9), FIRST), (MTU, MTU), 1 << 20),
+            requester: Requester::new((Qpn(9), FIRST), PLAIN, 1 << 20),
             pool: SendPool::new(Region::new(4 << 20).unwrap(), 1 << 20),
             counters: Counters::default(),
             now: Instant(1_000_000_000),
@@ -67,6 +71,7 @@ impl Bench {
                 }
                 body @ (Body::Write { .. }
                 | Body::WriteOn { .. }
+                | Body::Dense(_)
                 | Body::Acknowledge(_)
                 | Body::Congestion
                 | Body::Unserved) => panic!("{body:?}"),

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use smcr_proto::Instant;
 
+use super::super::PACKET_COST;
+use super::Requester;
+
 /// What a requester knows of trains on its path.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trains {
@@ -66,6 +69,23 @@ impl Trains {
     }
 }
 
+impl Requester {
+    /// Whether an acknowledgement of all packets before `sequence` is for the one that was sent
+    /// alone, and not for what was sent behind it before.
+    pub(super) fn passed_alone(&self, sequence: u64) -> bool {
+        self.is_asking() && sequence == self.next.mark.sequence && sequence < self.sent_end
+    }
+
+    /// What an acknowledgement of so many packets, which have taken so much of the window, tells
+    /// if they were not sent alone.
+    pub(super) fn evidence(&self, packets: u64, cost: u64) -> Evidence {
+        // Dense packets have many in one, but no more than a full one holds.
+        let payload = cost - packets * u64::from(PACKET_COST);
+        let were_many = !self.dense || payload >= MANY * u64::from(self.segments.write);
+        if packets >= MANY && were_many { Evidence::Many } else { Evidence::None }
+    }
+}
+
 /// At which attempt only the oldest packet is sent, alone. Whether the answer covers it, or also
 /// what was sent behind it, tells whether trains arrive. Black hole detection begins later.
 pub(super) const ASKING_AT: u32 = 2;
@@ -74,7 +94,7 @@ pub(super) const ASKING_AT: u32 = 2;
 pub(super) const ASKING_OF: u32 = 4;
 /// An acknowledgement of so many packets is one of a train: of packets that follow each other, few
 /// differ in length.
-pub(super) const MANY: u64 = 4;
+const MANY: u64 = 4;
 /// After such a silence a path that has carried trains may be another one.
 const DOUBT_AFTER: Duration = Duration::from_millis(100);
 /// So many acknowledgements without trouble weigh as much as one that only a packet alone brought:

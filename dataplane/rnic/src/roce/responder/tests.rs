@@ -36,7 +36,7 @@ impl Bench {
         let mut keys = Keys::new();
         keys.catch_up(&shared);
         Self {
-            responder: Responder::new(domain, Messages::Short, 256, FIRST),
+            responder: Responder::new((domain, Messages::Short), (256, 256), FIRST),
             keys,
             region,
             counters: Counters::default(),
@@ -351,7 +351,7 @@ fn regular_data_takes_the_acknowledgement_along_before_its_time_is_over() {
 #[test]
 fn a_small_window_of_large_packets_is_acknowledged_at_once() {
     let mut bench = Bench::new();
-    bench.responder = Responder::new(Domain(1), Messages::Short, 4096, FIRST);
+    bench.responder = Responder::new((Domain(1), Messages::Short), (4096, 4096), FIRST);
     let reth = bench.reth(0, 4096);
     for count in 1..=4 {
         bench.next(Body::Write { reth, more: false, payload: &[1; 4096] }).unwrap();

@@ -7,7 +7,7 @@ use crate::roce::icrc::Flow;
 use crate::roce::wire;
 
 /// Sends `packet` to node 1, from the address of node 0.
-fn forge(couple: &Couple, packet: &[u8]) {
+pub(super) fn forge(couple: &Couple, packet: &[u8]) {
     if packet.is_empty() {
         return;
     }
@@ -85,6 +85,33 @@ proptest! {
             forge(&couple, &seal(packet));
             couple.turn();
         }
+        couple.run_until_quiet();
+        prop_assert!(is_untouched(&couple));
+        prop_assert_eq!(couple.nodes[1].done.len(), 1, "its own request completed once");
+        prop_assert_eq!(couple.counters(1).icrc_errors, 0);
+    }
+
+    /// A peer with which dense packets are agreed on sends any, and one end captures them.
+    #[test]
+    fn any_dense_packet_of_the_peer_itself(
+        parts in prop::collection::vec(
+            (prop_oneof![Just(wire::SEND_ONLY), Just(wire::WRITE_ONLY), any::<u8>()],
+             0..100u8, prop::collection::vec(any::<u8>(), 0..120)),
+            0..6,
+        ),
+        ahead in prop_oneof![Just(0u32), Just(0), Just(1), Just(0x00ff_ffff), any::<u32>()],
+    ) {
+        let mut couple = Couple::dense(1, Odds::default(), [|_, _| Ok(1500); 2]);
+        let mut tracers = tapped::tracers(&mut couple);
+        tracers.iter_mut().for_each(|tracer| tracer.start(tapped::ALL));
+        couple.nodes[1].send([5; 44], 1);
+        let mut packet = header(&couple, wire::DENSE, ahead);
+        for (at, (opcode, len, rest)) in parts.iter().enumerate() {
+            packet.extend([*opcode, u8::from(at + 1 < parts.len()), 0, *len]);
+            packet.extend(rest);
+            packet.resize(packet.len().next_multiple_of(4), 0);
+        }
+        forge(&couple, &seal(packet));
         couple.run_until_quiet();
         prop_assert!(is_untouched(&couple));
         prop_assert_eq!(couple.nodes[1].done.len(), 1, "its own request completed once");

@@ -164,6 +164,7 @@ fn packets_received_by_another_fabric_are_forwarded() {
             port: Port { gid: Gid::from_ip(here.ip()), mac: MacAddress([2; 6]), mtu: Mtu::B1024 },
             udp_port: UDP_PORT,
             share: Share { index: index.into(), count: 2 },
+            payload_max: 4096,
             window_max: 1 << 20,
             entropy: Box::new(|| getrandom::u32().unwrap()),
             path: Arc::new(|_, _| Ok(1500)),

@@ -6,13 +6,13 @@ use crate::roce::icrc::Flow;
 use crate::roce::wire::{Body, Packet};
 use crate::roce::{Record, Selection, Tracer};
 
-const ALL: Selection = Selection { peer: None, snap_len: FRAME_MAX };
+pub(super) const ALL: Selection = Selection { peer: None, snap_len: FRAME_MAX };
 
-fn records(tracer: &Tracer) -> Vec<Record> {
+pub(super) fn records(tracer: &Tracer) -> Vec<Record> {
     std::iter::from_fn(|| tracer.take(Record::clone)).collect()
 }
 
-fn tracers(couple: &mut Couple) -> [Tracer; 2] {
+pub(super) fn tracers(couple: &mut Couple) -> [Tracer; 2] {
     couple.nodes.each_mut().map(|node| node.fabric.tracer(MacAddress([2, 0, 0, 0, 0, 7])))
 }
 

@@ -139,6 +139,15 @@ impl VendorOptions {
     /// [`Streams`](crate::connection::Streams)).
     pub const MANY_STREAMS: Self = Self(OURS << 16 | 1);
 
+    /// Ours: RNICs that implement RoCE in software may send each other packets that no others have
+    /// (the dense packets of `smcr-rnic`).
+    pub const DENSE_PACKETS: Self = Self(OURS << 16 | 2);
+
+    /// These and those of `other`, which are both ours.
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// Whether these are ours, with at least what `other` has.
     pub const fn contain(self, other: Self) -> bool {
         self.0 >> 16 == OURS && self.0 & other.0 == other.0

@@ -1,0 +1,219 @@
+//! Which packet is next, and what is in it.
+
+use std::ops::Range;
+
+use smcr_proto::Instant;
+
+use super::super::PACKET_COST;
+use super::super::counters::Counters;
+use super::super::psn::{self, PSN_MASK};
+use super::super::request::Place;
+use super::super::wire::{
+    BTH_LEN, Bth, DENSE, ICRC_LEN, RETH_LEN, SEND_LAST, SEND_ONLY, build_probe, packet_len,
+    probe_len,
+};
+use super::timer::SILENCE_MAX;
+use super::{Requester, Timed};
+
+/// The next packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// A path MTU probe with that payload.
+    Probe(u32),
+    /// So many packets of the send queue, which leave as one of so many bytes.
+    Packets(usize, usize),
+}
+
+impl Requester {
+    /// The length of the next packet, if one may be sent now.
+    pub(in super::super) fn next_len(&self, now: Instant) -> Option<usize> {
+        Some(match self.next(now)? {
+            Next::Probe(payload) => probe_len(payload),
+            Next::Packets(_, len) => len,
+        })
+    }
+
+    /// Builds the packet whose length [`next_len`](Self::next_len) returned, without its ICRC, and
+    /// counts it as sent. `last` says that no other packet follows in this burst.
+    ///
+    /// # Panics
+    ///
+    /// If `out` has another length.
+    pub(in super::super) fn build(
+        &mut self,
+        now: Instant,
+        last: bool,
+        out: &mut [u8],
+        counters: &mut Counters,
+    ) {
+        let count = match self.next(now).expect("the caller asked before") {
+            Next::Packets(count, len) => {
+                assert_eq!(out.len(), len);
+                count
+            }
+            Next::Probe(payload) => {
+                counters.path_questions += 1;
+                let repeated = psn::advance(self.oldest_psn(), PSN_MASK.into());
+                build_probe((self.peer, repeated), payload, out);
+                self.path.probe_sent(
+                    now,
+                    self.congestion.base_timeout().min(SILENCE_MAX - self.silence),
+                );
+                return;
+            }
+        };
+        let first = self.next;
+        (0..count).for_each(|_| self.advance());
+        self.unasked += u32::try_from(count).expect("no more than the send queue has");
+        let ask = last || self.unasked >= UNASKED_MAX || self.next(now).is_none();
+        if count == 1 {
+            self.build_one(first, ask, out);
+        } else {
+            counters.packed += count as u64 - 1;
+            self.build_dense(first, count, ask, out);
+        }
+        self.count_sent(now, first.mark.sequence..self.next.mark.sequence, ask, counters);
+    }
+
+    fn next(&self, now: Instant) -> Option<Next> {
+        if self.path.is_probing() || self.path.is_doubted() {
+            if let Some(payload) = self.probe(now) {
+                return Some(Next::Probe(payload));
+            }
+            // Before a probe may be sent, all earlier packets must be acknowledged, and the last of
+            // them must have requested that.
+            let is_new = self.next.mark.sequence >= self.sent_end;
+            if self.path.is_doubted() || is_new && self.may_wait() {
+                return None;
+            }
+        }
+        if self.next.mark.sequence == self.end.sequence {
+            return None;
+        }
+        let in_flight = self.next.mark.cost - self.oldest.mark.cost;
+        if in_flight > 0 && self.is_asking() {
+            return None;
+        }
+        let paused = self.paused_until.is_some_and(|until| now < until);
+        if paused || in_flight >= u64::from(self.congestion.window()) {
+            return None;
+        }
+        let (count, len) = self.fitting(self.next);
+        Some(Next::Packets(count, len))
+    }
+
+    /// How many packets, from that one on, leave as one, and how long it is.
+    fn fitting(&self, from: Place) -> (usize, usize) {
+        // Of a write of several packets only the last is not full.
+        if !self.dense || from.packet + 1 < self.queue[from.request].packets {
+            return self.alone(from);
+        }
+        let most = packet_len(BTH_LEN + RETH_LEN, self.segments.write as usize);
+        let mut fitting = (0, BTH_LEN + ICRC_LEN);
+        let mut packet = from.packet;
+        for request in self.queue.range(from.request..) {
+            let Some(part) = request.part_len(packet).filter(|_| packet + 1 == request.packets)
+            else {
+                break;
+            };
+            if fitting.1 + part > most {
+                break;
+            }
+            fitting = (fitting.0 + 1, fitting.1 + part);
+            packet = 0;
+        }
+        if fitting.0 > 1 { fitting } else { self.alone(from) }
+    }
+
+    fn alone(&self, place: Place) -> (usize, usize) {
+        (1, self.queue[place.request].packet_len(place.packet))
+    }
+
+    /// The payload of a full packet that would be as long as the oldest one is now.
+    pub(super) fn oldest_payload(&self) -> u32 {
+        let Place { request, packet, .. } = self.oldest;
+        match self.fitting(self.oldest) {
+            (1, _) => self.queue[request].payload_len(packet),
+            (_, len) => {
+                let payload = len.saturating_sub(BTH_LEN + RETH_LEN + ICRC_LEN);
+                u32::try_from(payload).expect("at most the MTU")
+            }
+        }
+    }
+
+    /// Goes on to the packet behind the next one.
+    fn advance(&mut self) {
+        let Place { mark, request, packet } = &mut self.next;
+        let of = &self.queue[*request];
+        mark.sequence += 1;
+        mark.cost += u64::from(of.payload_len(*packet)) + u64::from(PACKET_COST);
+        *packet += 1;
+        if *packet == of.packets {
+            *request += 1;
+            *packet = 0;
+        }
+    }
+
+    fn build_one(&self, place: Place, ask: bool, out: &mut [u8]) {
+        let request = &self.queue[place.request];
+        let opcode = request.opcode(place.packet);
+        let header = Bth {
+            opcode,
+            solicited: opcode == SEND_ONLY || opcode == SEND_LAST,
+            payload_len: request.payload_len(place.packet) as usize,
+            target: self.peer,
+            ack_request: ask,
+            psn: psn::advance(self.first_psn, place.mark.sequence),
+        };
+        request.build(place.packet, header, out);
+    }
+
+    fn build_dense(&self, first: Place, count: usize, ask: bool, out: &mut [u8]) {
+        let (head, mut rest) = out.split_at_mut(BTH_LEN);
+        let mut packet = first.packet;
+        let mut solicited = false;
+        for (at, request) in self.queue.range(first.request..).take(count).enumerate() {
+            solicited |= request.opcode(packet) == SEND_ONLY;
+            rest = request.build_part(packet, at + 1 < count, rest);
+            packet = 0;
+        }
+        rest.fill(0);
+        let header = Bth {
+            opcode: DENSE,
+            solicited,
+            // Each part has its own padding.
+            payload_len: 0,
+            target: self.peer,
+            ack_request: ask,
+            psn: psn::advance(self.first_psn, first.mark.sequence),
+        };
+        head.copy_from_slice(&header.encode());
+    }
+
+    /// Counts a packet as sent, in which all with these sequences are, and starts the timers. `ask`
+    /// says that it requests an acknowledgement.
+    fn count_sent(
+        &mut self,
+        now: Instant,
+        sequences: Range<u64>,
+        ask: bool,
+        counters: &mut Counters,
+    ) {
+        counters.retransmits += u64::from(sequences.start < self.sent_end);
+        if self.sent_end < sequences.end {
+            self.sent_end = sequences.end;
+            if ask && self.timed.is_none() {
+                let sequence = sequences.end - 1;
+                self.timed = Some(Timed { sequence, left: now, repeated: false });
+            }
+        }
+        if ask {
+            self.unasked = 0;
+        }
+        self.last_sent = now;
+        self.wait_for_answer(now);
+    }
+}
+
+/// At least one packet in this many requests an acknowledgement.
+const UNASKED_MAX: u32 = 32;
