@@ -201,7 +201,7 @@ impl<O> Link<O> {
         let state = std::mem::replace(&mut self.state, LinkState::Polled);
         let LinkState::Opening(mut opening) = state else { panic!("a link is connected once") };
         self.theirs = Some(theirs);
-        if matches!(agreement, Agreement::V2(terms) if terms.dense_packets) {
+        if is_dense(agreement) {
             opening.pack_densely();
         }
         opening.connect(theirs)
@@ -249,6 +249,11 @@ impl<O> Group<O> {
             members: BTreeMap::new(),
             quarantine: VecDeque::new(),
         }
+    }
+
+    /// Whether the peer may send dense packets over any of its links.
+    pub(super) fn is_dense(&self) -> bool {
+        is_dense(&self.agreement)
     }
 
     /// The machine, while it runs.
@@ -392,6 +397,10 @@ impl<O> Group<O> {
         }
         self.links.push(link);
     }
+}
+
+fn is_dense(agreement: &Agreement) -> bool {
+    matches!(agreement, Agreement::V2(terms) if terms.dense_packets)
 }
 
 #[cfg(test)]

@@ -101,6 +101,11 @@ impl<N: Rnic> Port<N> {
         self.rnic.is_some() && self.wanted && self.carrier && self.alive
     }
 
+    /// Whether links may use it on which the peer sends dense packets.
+    pub(super) fn packs_densely(&self) -> bool {
+        self.rnic.as_ref().is_some_and(Rnic::packs_densely)
+    }
+
     /// What peers know it by.
     pub fn address(&self) -> Option<(Gid, MacAddress)> {
         self.rnic.as_ref().map(|rnic| (rnic.port().gid, rnic.port().mac))

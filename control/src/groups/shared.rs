@@ -185,7 +185,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
             // RFC 7609 2 #2: keep a group in one VLAN
             // RFC 7609 5.2 #1: SMC-Rv1 only within layer 2
             let reaches = group.is_routed() || peer.is_none_or(|(peer, _)| port.reaches(peer));
-            let fits = port.is_up() && port.lan == *lan && reaches;
+            // An RNIC that came since the peers agreed may be one that takes no dense packets.
+            let takes = port.packs_densely() || !group.is_dense();
+            let fits = port.is_up() && port.lan == *lan && reaches && takes;
             let address = port.address().filter(|_| fits)?;
             Some((self.load(PortId(index)), PortId(index), address))
         };

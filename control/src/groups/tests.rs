@@ -2,6 +2,7 @@
 
 mod claims;
 mod contact;
+mod dense;
 mod leaving;
 mod links;
 mod rig;

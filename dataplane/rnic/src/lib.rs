@@ -143,6 +143,12 @@ pub trait Rnic {
         false
     }
 
+    /// Whether its queue pairs take [dense packets](Opening::pack_densely), or their network has no
+    /// packets. The same for the life of the NIC.
+    fn packs_densely(&self) -> bool {
+        false
+    }
+
     /// What regions for this NIC should be made of. If it is [`Backing::Shared`], it registers no
     /// others: peers map them. The same for the life of the NIC.
     fn backing(&self) -> Backing {

@@ -87,6 +87,11 @@ impl Pair {
     /// A first contact over the first RNIC of each host, and everything that follows from it.
     /// Returns the group of the client, that of the server, and the connection on each side.
     pub(super) fn first_contact(&mut self) -> (Contact, Contact) {
+        self.first_contact_with(Agreement::V1)
+    }
+
+    /// The same, with another agreement than version 1.
+    pub(super) fn first_contact_with(&mut self, agreement: Agreement) -> (Contact, Contact) {
         let peer = Peer {
             id: PEER_IDS[0],
             gid: gid(1, 0),
@@ -104,10 +109,10 @@ impl Pair {
         assert!(self.client.groups.admit(client, &self.admitted[0]));
         let link = self.client.groups.best_link(client).unwrap();
         let confirm = self.client.groups.join(self.now, client, link, SIZE).unwrap();
-        self.client.groups.connect(self.now, client, &accept.offer, Agreement::V1, None).unwrap();
+        self.client.groups.connect(self.now, client, &accept.offer, agreement, None).unwrap();
         self.client.groups.accept_offer(self.now, confirm.connection, &accept.offer).unwrap();
 
-        self.server.groups.connect(self.now, server, &confirm.offer, Agreement::V1, None).unwrap();
+        self.server.groups.connect(self.now, server, &confirm.offer, agreement, None).unwrap();
         self.server.groups.accept_offer(self.now, accept.connection, &confirm.offer).unwrap();
         self.settle();
         (Contact { group: client, joined: confirm }, Contact { group: server, joined: accept })

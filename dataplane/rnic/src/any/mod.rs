@@ -236,6 +236,14 @@ impl crate::Rnic for Nic {
         }
     }
 
+    fn packs_densely(&self) -> bool {
+        match self {
+            Self::Roce(rnic) => rnic.packs_densely(),
+            Self::Shm(rnic) => rnic.packs_densely(),
+            Self::Verbs(rnic) => rnic.packs_densely(),
+        }
+    }
+
     fn pins(&self) -> bool {
         match self {
             Self::Roce(rnic) => rnic.pins(),

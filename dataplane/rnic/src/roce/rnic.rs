@@ -129,6 +129,10 @@ impl crate::Rnic for Rnic {
         self.setup.port
     }
 
+    fn packs_densely(&self) -> bool {
+        true
+    }
+
     fn backing(&self) -> Backing {
         self.setup.backing
     }

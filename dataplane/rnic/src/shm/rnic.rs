@@ -74,6 +74,11 @@ impl crate::Rnic for Rnic {
         self.shared.directory.has(peer)
     }
 
+    /// It sends no packets.
+    fn packs_densely(&self) -> bool {
+        true
+    }
+
     fn backing(&self) -> Backing {
         Backing::Shared
     }
