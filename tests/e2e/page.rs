@@ -182,7 +182,8 @@ impl<'a> Watched<'a> {
         let after = self.values();
 
         for Shown { path, exact, unit, text } in &shown {
-            let Some(first) = before.get(path) else {
+            // What came a moment ago may be acknowledged only now, and an empty list shows nothing.
+            let Some(first) = before.get(path).or_else(|| after.get(path)) else {
                 panic!("{path} is {exact} on the page, but not in /stats");
             };
             let last = after.get(path).unwrap_or(first);
