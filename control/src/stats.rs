@@ -303,7 +303,7 @@ pub struct Rnic {
     pub state: String,
     /// Links on it.
     pub links: u32,
-    /// Path MTU in bytes: the payload of a full RoCE packet.
+    /// Path MTU in bytes, as it is announced: the payload of a full RoCE packet, if not dense.
     pub mtu: u32,
     /// RoCE packets received.
     pub packets_in: u64,

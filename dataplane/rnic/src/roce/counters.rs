@@ -1,7 +1,8 @@
 //! The counters of a fabric. They are plain integers: the fabric alone writes them, and its poller
 //! copies them to where others read them.
 
-/// The counters of one fabric since it was created. They count packets unless they say otherwise.
+/// The counters of one fabric since it was created. They count packets unless they say otherwise;
+/// of dense packets, what is refused or a duplicate is a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Received, including those that were dropped.

@@ -20,8 +20,14 @@
 //! PSN of the first part. So everything else is as if each part were a packet: acknowledgements,
 //! NAKs and repetitions are about parts, the receiver executes one after the other, and the sender
 //! keeps no record of what shared a packet. When it repeats a part, others may share the packet.
+//!
+//! A receiver executes a packet from its first part on or not at all, so that whoever guesses PSNs
+//! tries one with each packet, as without dense packets ([`guard`](super::guard)). If it knows the
+//! first parts and not the last, since an acknowledgement got lost, it says which it expects.
 
-use super::wire::{Body, Malformed, RETH_LEN, Reth, SEND_ONLY, WRITE_ONLY};
+use super::batch::PACKET_MAX;
+use super::wire::{BTH_LEN, Body, ICRC_LEN, Malformed, RETH_LEN, Reth, SEND_ONLY, WRITE_ONLY};
+use crate::MESSAGE_LEN;
 
 /// The parts of a packet, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +39,9 @@ pub(crate) struct Parts<'a> {
 impl<'a> Parts<'a> {
     /// Reads the bytes between BTH and ICRC.
     pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        if bytes.len() > PACKET_MAX - BTH_LEN - ICRC_LEN {
+            return Err(Malformed::Length);
+        }
         let mut rest = bytes;
         let mut more = true;
         while more {
@@ -65,6 +74,10 @@ fn split(bytes: &[u8]) -> Result<(Body<'_>, bool, &[u8]), Malformed> {
     let (head, rest) = bytes.split_first_chunk().ok_or(Malformed::Length)?;
     let [opcode, more, l1, l0] = *head;
     let len = usize::from(u16::from_be_bytes([l1, l0]));
+    // Nobody sends others; and with shorter ones a packet would be many.
+    if len == 0 || opcode == SEND_ONLY && len != MESSAGE_LEN {
+        return Err(Malformed::Length);
+    }
     let (reth, rest) = match (opcode, more) {
         (SEND_ONLY, 0 | 1) => (None, rest),
         (WRITE_ONLY, 0 | 1) => {
@@ -110,53 +123,59 @@ mod tests {
 
     use super::*;
 
-    /// A write of five bytes, and a message of two.
-    const PARTS: [u8; 36] = [
-        0x0a, 1, 0, 5, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 7, 0, 0, 0, 5, 1, 2, 3, 4, 5, 0, 0,
-        0, //
-        0x04, 0, 0, 2, 8, 9, 0, 0,
-    ];
+    /// A write of five bytes, and a message.
+    fn parts() -> Vec<u8> {
+        let write = [
+            0x0a, 1, 0, 5, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 7, 0, 0, 0, 5, 1, 2, 3, 4, 5, 0, 0,
+            0,
+        ];
+        [&write[..], &[0x04, 0, 0, 44], &[8; 44]].concat()
+    }
 
     #[test]
     fn parts_are_read_in_order() {
+        let bytes = parts();
         let reth = Reth { address: 0x2000, rkey: Rkey(7), len: 5 };
-        let parts: Vec<_> = Parts::parse(&PARTS).unwrap().collect();
+        let parts: Vec<_> = Parts::parse(&bytes).unwrap().collect();
         let write = Body::Write { reth, more: false, payload: &[1, 2, 3, 4, 5] };
-        assert_eq!(parts, [write, Body::Send { first: true, more: false, payload: &[8, 9] }]);
+        assert_eq!(parts, [write, Body::Send { first: true, more: false, payload: &[8; 44] }]);
     }
 
     #[test]
     fn heads_and_lengths_are_what_is_read() {
-        assert_eq!(part_len(WRITE_ONLY, 5) + part_len(SEND_ONLY, 2), PARTS.len());
+        assert_eq!(part_len(WRITE_ONLY, 5) + part_len(SEND_ONLY, 44), parts().len());
         let mut head = [0xee; 5];
         assert_eq!(write_head(WRITE_ONLY, true, 5, &mut head), [0xee]);
-        assert_eq!(head[..4], PARTS[..4]);
+        assert_eq!(head[..4], parts()[..4]);
     }
 
     /// Nothing of a packet is executed of which a part is wrong.
     #[test]
     fn one_bad_part_spoils_the_packet() {
-        for len in 0..PARTS.len() {
-            assert_eq!(Parts::parse(&PARTS[..len]), Err(Malformed::Length), "{len}");
+        let whole = parts();
+        for len in 0..whole.len() {
+            assert_eq!(Parts::parse(&whole[..len]), Err(Malformed::Length), "{len}");
         }
-        for at in [1, 28, 29] {
-            let mut parts = PARTS;
-            parts[at] ^= 0x40;
-            assert_eq!(Parts::parse(&parts), Err(Malformed::Opcode), "{at}");
+        let with = |at: usize, value: u8| {
+            let mut bytes = parts();
+            bytes[at] = value;
+            Parts::parse(&bytes).map(drop)
+        };
+        for (at, value) in [(0, 0xc0), (28, 0xc0), (1, 0x40), (29, 0x40)] {
+            assert_eq!(with(at, value), Err(Malformed::Opcode), "{at}");
         }
-        let mut parts = PARTS;
-        parts[31] = 5;
-        assert_eq!(Parts::parse(&parts), Err(Malformed::Length), "longer than what is left");
-        for (at, wrong) in [(1, 0), (29, 1)] {
-            let mut parts = PARTS;
-            parts[at] = wrong;
-            assert_eq!(
-                Parts::parse(&parts),
-                Err(Malformed::Length),
-                "more or fewer than there are"
-            );
+        for (at, value) in [(3, 0), (31, 0), (31, 43), (31, 45), (1, 0), (29, 1)] {
+            assert_eq!(with(at, value), Err(Malformed::Length), "{at} {value}");
         }
-        parts[28] = 0xc0;
-        assert_eq!(Parts::parse(&parts), Err(Malformed::Opcode), "packets in packets");
+    }
+
+    /// A datagram that the network put together again may be longer than any packet.
+    #[test]
+    fn no_packet_is_longer_than_packets_are() {
+        let message = |more| [&[0x04, more, 0, 44][..], &[8; 44]].concat();
+        let whole = |count: usize| [message(1).repeat(count - 1), message(0)].concat();
+        let most = (PACKET_MAX - BTH_LEN - ICRC_LEN) / 48;
+        assert_eq!(Parts::parse(&whole(most)).unwrap().count(), most);
+        assert_eq!(Parts::parse(&whole(most + 1)), Err(Malformed::Length));
     }
 }

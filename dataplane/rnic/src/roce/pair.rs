@@ -153,15 +153,25 @@ impl Pair {
         }
         let mut part = Packet { ack_request: false, ..packet };
         let mut ecn = ecn;
+        let expected = self.responder.expected();
+        let begins = psn::order(expected, packet.psn) == Order::Expected;
+        let count = u64::try_from(parts.count()).expect("few fit");
         while let Some(body) = parts.next() {
             part.body = body;
             part.ack_request = packet.ack_request && parts.is_empty();
             one(self, &part, ecn.take());
             part.psn = psn::advance(part.psn, 1);
             // One that was not executed tells all that those behind it would.
-            if psn::order(self.responder.expected(), part.psn) == Order::After {
+            if !begins || self.responder.expected() != part.psn {
                 break;
             }
+        }
+        // Its first part is a duplicate, and others are not: the peer has not heard how far we are.
+        let end = psn::advance(packet.psn, count);
+        if psn::order(expected, packet.psn) == Order::Before
+            && psn::order(expected, end) == Order::After
+        {
+            self.responder.report_gap(now, self.guard.is_swept(now));
         }
     }
 

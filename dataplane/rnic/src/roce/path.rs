@@ -58,7 +58,8 @@ use super::congestion::TIMEOUT_MAX;
 /// The path MTU discovery of one queue pair.
 #[derive(Debug)]
 pub(super) struct Path {
-    /// The largest payload that both ends have agreed on.
+    /// The largest payload to try: what both ends have agreed on, or with dense packets what this
+    /// host's device and route carry.
     ceiling: u32,
     /// The payload of full packets now.
     payload: u32,
@@ -141,8 +142,8 @@ pub(super) enum Outcome {
 }
 
 impl Path {
-    /// Creates the state of a new queue pair. Both ends have agreed on `ceiling` bytes of payload;
-    /// the host knows that `known` bytes pass.
+    /// Creates the state of a new queue pair that tries up to `ceiling` bytes of payload; the host
+    /// knows that `known` bytes pass.
     pub(super) fn new(ceiling: u32, known: u32) -> Self {
         let payload = ceiling.min(known).min(PAYLOAD_FIRST);
         let mut path = Self {
@@ -368,7 +369,8 @@ impl Path {
 
     /// The next size above the present one.
     fn next_above(&self) -> Option<u32> {
-        PAYLOADS.into_iter().find(|next| self.payload < *next && *next <= self.ceiling)
+        let below = PAYLOADS.into_iter().filter(|next| *next < self.ceiling);
+        below.chain([self.ceiling]).find(|next| self.payload < *next)
     }
 
     fn start_probe(&mut self, payload: u32) {

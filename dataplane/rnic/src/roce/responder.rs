@@ -22,7 +22,7 @@ use crate::{Domain, LONG_MESSAGE_MAX, MESSAGE_LEN, Message, Messages};
 pub(super) struct Responder {
     domain: Domain,
     messages: Messages,
-    /// Payload of a full packet: the path MTU.
+    /// The path MTU: the payload of all packets of a long message or write but the last.
     mtu: u32,
     /// The most payload of a write of one packet.
     write_max: u32,
@@ -265,7 +265,7 @@ impl Responder {
     /// believe in it: the peer's next packet shows that there was none. It takes no time, as all
     /// that the peer's window allows may have come at once. Of a shorter flight the peer repeats
     /// what was lost after its timeout.
-    fn report_gap(&mut self, now: Instant, swept: bool) {
+    pub(super) fn report_gap(&mut self, now: Instant, swept: bool) {
         self.behind = self.behind.saturating_add(1);
         let believed = !swept || self.behind >= BEHIND_MIN;
         if believed && self.nak_from.is_none_or(|from| now >= from) {

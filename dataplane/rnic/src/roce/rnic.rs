@@ -318,9 +318,11 @@ pub(super) fn mtu_for(bytes: u32) -> Option<Mtu> {
 /// announce, and the [most payload](Parameters::payload_max).
 pub(super) fn sizes_for(bytes: u32, limit: Option<Mtu>) -> Option<(Mtu, u32)> {
     let mtu = mtu_for(bytes)?;
-    let mtu = limit.map_or(mtu, |limit| mtu.min(limit));
-    let payload = mtu.bytes()?;
-    Some((mtu, if limit.is_some() { payload } else { payload.max(payload_for(bytes)) }))
+    let payload = mtu.bytes()?.max(payload_for(bytes));
+    match limit.filter(|limit| *limit <= mtu) {
+        Some(limit) => Some((limit, limit.bytes()?)),
+        None => Some((mtu, payload)),
+    }
 }
 
 /// The most payload of packets that fit into IP packets of `bytes` bytes, if both ends take packets

@@ -14,7 +14,9 @@
 //!
 //! - `roce` shows its packets as they are, in both directions, retransmissions and acknowledgements
 //!   included, and what arrived damaged. But no tool knows [dense](super::dense) packets: their
-//!   parts are shown as the packets that they would otherwise be.
+//!   parts are shown as the packets that they would otherwise be, each with a request for an
+//!   acknowledgement. (Where the kernel hides identifications and ours is guessed wrong, the packet
+//!   is shown as it is.)
 //! - A real RNIC does not show its packets, and memory that is shared has none. There
 //!   [`Traced`](crate::tracer::Traced) shows work requests when they are posted and messages when
 //!   they are received, each as the packets of which RoCEv2 would make it. What the peer writes is

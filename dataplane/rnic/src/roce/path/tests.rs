@@ -12,7 +12,11 @@ struct Bench {
 
 impl Bench {
     fn new(carries: u32) -> Self {
-        let path = Path::new(4096, 4096);
+        Self::up_to(4096, carries)
+    }
+
+    fn up_to(ceiling: u32, carries: u32) -> Self {
+        let path = Path::new(ceiling, ceiling);
         Self { path, carries, now: Instant(0), asked: Vec::new() }
     }
 
@@ -46,6 +50,22 @@ impl Bench {
 
     fn asked(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.asked)
+    }
+}
+
+/// The largest size need be none of those that are usual between.
+#[test]
+fn a_ceiling_between_usual_sizes_is_tried_again() {
+    for ceiling in [1088, 1280, 1408, 1984] {
+        let mut bench = Bench::up_to(ceiling, ceiling - 1);
+        bench.run(true);
+        let below = bench.path.payload();
+        assert!(PAYLOADS.contains(&below) && below < ceiling, "{below}");
+        bench.carries = ceiling;
+        bench.asked();
+        bench.pass(3);
+        bench.run(true);
+        assert_eq!((bench.path.payload(), bench.asked().last()), (ceiling, Some(&ceiling)));
     }
 }
 

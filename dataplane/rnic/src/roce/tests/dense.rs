@@ -182,7 +182,9 @@ fn packets_that_the_other_end_does_not_take_are_not_sent_twice() {
 }
 
 #[test]
-fn an_operator_who_limits_packets_limits_these() {
+fn an_operator_who_limits_packets_limits_what_is_sent() {
+    assert_eq!(rnic::sizes_for(1500, Some(Mtu::B4096)), Some((Mtu::B1024, 1408)));
+    assert_eq!(rnic::sizes_for(1500, Some(Mtu::B512)), Some((Mtu::B512, 512)));
     let limited = rnic::sizes_for(1500, Some(Mtu::B1024));
     assert_eq!(limited, Some((Mtu::B1024, 1024)));
     assert_eq!(rnic::sizes_for(9000, None), Some((Mtu::B4096, 4096)));
@@ -210,12 +212,58 @@ fn a_packet_is_taken_in_as_far_as_there_is_room() {
     pair.take_in(Instant(1), packet, &keys, &mut inbox, None, &mut counters);
     assert_eq!((counters.rnr, counters.out_of_order), (1, 0), "of two, one had to be told");
     assert!(!inbox.has_room(QpId(7)), "one message came in");
-    // The peer repeats all, as an acknowledgement may be lost, or what was refused alone.
     (0..2).for_each(|_| drop(inbox.pop()));
+    let bytes = messages(&node, psn::advance(peer.psn, 1), 2);
+    let packet = Packet::parse(&bytes).unwrap();
     pair.take_in(Instant(2), packet, &keys, &mut inbox, None, &mut counters);
-    assert_eq!((counters.rnr, counters.duplicates, counters.out_of_order), (1, 1, 0));
+    assert_eq!((counters.rnr, counters.duplicates, counters.out_of_order), (1, 0, 0));
     assert!(!inbox.has_room(QpId(7)), "the others came in");
     node.take_in(Instant(3));
+}
+
+/// Whoever tries PSNs in the peer's name tries one with each packet, however many parts it has.
+#[test]
+fn a_packet_is_executed_from_its_first_part_or_not_at_all() {
+    for (first, naks) in [(-3, 1), (-2, 1), (-4, 0), (-40, 0), (1, 1), (20, 1), (-100_000, 0)] {
+        let mut couple = Couple::dense(1, Odds::default(), [ethernet; 2]);
+        let peer = couple.nodes[0].address.psn;
+        let psn = Psn(peer.0.wrapping_add_signed(first) & 0x00ff_ffff);
+        let mut packet = messages(&couple.nodes[1], psn, 4);
+        Flow::new(address(0), address(1)).seal(0, &mut packet);
+        fuzz::forge(&couple, &packet);
+        couple.run_until_quiet();
+        let counters = couple.counters(1);
+        assert_eq!(couple.nodes[1].received, [[0; 44]; 0], "{first}");
+        assert_eq!(counters.naks_out, naks, "{first}");
+        assert!(counters.duplicates + counters.out_of_order == 1 && counters.psn_errors <= 1);
+        couple.nodes[0].send([1; 44], 1);
+        couple.run_until_quiet();
+        assert_eq!(couple.nodes[1].received, [[1; 44]], "the peer is not disturbed");
+    }
+}
+
+/// An acknowledgement was lost, and what is repeated shares its packet with what came since: the
+/// receiver says what it expects, and the sender waits for no timeout.
+#[test]
+fn a_lost_acknowledgement_costs_no_second_timeout() {
+    let mut couple = Couple::dense(1, Odds::default(), [ethernet; 2]);
+    couple.write(0, 0, &[1], 0);
+    couple.run_until_quiet();
+    couple.nodes[0].send([1; 44], 1);
+    couple.turn();
+    couple.network.change_odds(Odds { loss: Chance::percent(100), ..Odds::default() });
+    let acks = couple.counters(1).acks_out;
+    while couple.counters(1).acks_out == acks {
+        couple.turn();
+    }
+    couple.nodes[0].send([2; 44], 2);
+    couple.turn();
+    couple.network.change_odds(Odds::default());
+    let timeouts = couple.counters(0).timeouts;
+    couple.run_until_quiet();
+    assert_eq!(couple.nodes[1].received, [[1; 44], [2; 44]]);
+    assert_eq!(couple.counters(1).naks_out, 1);
+    assert!(couple.counters(0).timeouts <= timeouts + 1);
 }
 
 /// Whoever captures sees packets that tools know, with the PSNs that they have.
