@@ -168,7 +168,8 @@ impl Pair {
         }
         // Its first part is a duplicate, and others are not: the peer has not heard how far we are.
         let end = psn::advance(packet.psn, count);
-        if psn::order(expected, packet.psn) == Order::Before
+        if self.state == State::Ready
+            && psn::order(expected, packet.psn) == Order::Before
             && psn::order(expected, end) == Order::After
         {
             self.responder.report_gap(now, self.guard.is_swept(now));

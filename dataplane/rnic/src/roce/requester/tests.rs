@@ -62,20 +62,7 @@ impl Bench {
             let packet = Packet::parse(&out).unwrap();
             assert_eq!(packet.target, Qpn(9));
             let number = psn::distance(FIRST, packet.psn).into();
-            let len = match packet.body {
-                Body::Send { payload, .. } => payload.len(),
-                Body::Write { reth, more: false, payload } => {
-                    assert_eq!((reth.rkey, reth.len as usize), (Rkey(3), payload.len()));
-                    assert_eq!(u64::from(payload[0]), (reth.address - 5000) % 256);
-                    payload.len()
-                }
-                body @ (Body::Write { .. }
-                | Body::WriteOn { .. }
-                | Body::Dense(_)
-                | Body::Acknowledge(_)
-                | Body::Congestion
-                | Body::Unserved) => panic!("{body:?}"),
-            };
+            let len = payload_len(packet.body);
             seen.push((number, len, packet.ack_request));
         }
         seen
@@ -101,6 +88,24 @@ impl Bench {
             }
         }
         count
+    }
+}
+
+/// The length of the payload of a packet or a part, whose address must fit its bytes.
+fn payload_len(body: Body<'_>) -> usize {
+    match body {
+        Body::Send { payload, .. } => payload.len(),
+        Body::Write { reth, more: false, payload } => {
+            assert_eq!((reth.rkey, reth.len as usize), (Rkey(3), payload.len()));
+            assert_eq!(u64::from(payload[0]), (reth.address - 5000) % 256);
+            payload.len()
+        }
+        body @ (Body::Write { .. }
+        | Body::WriteOn { .. }
+        | Body::Dense(_)
+        | Body::Acknowledge(_)
+        | Body::Congestion
+        | Body::Unserved) => panic!("{body:?}"),
     }
 }
 

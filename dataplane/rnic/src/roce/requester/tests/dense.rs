@@ -23,24 +23,10 @@ impl Bench {
             self.requester.build(self.now, false, &mut out, &mut self.counters);
             assert!(len <= probe_len(self.requester.payload()), "{len}");
             let packet = Packet::parse(&out).unwrap();
-            let payload = |body| match body {
-                Body::Write { reth, more: false, payload } => {
-                    assert_eq!((reth.rkey, reth.len as usize), (Rkey(3), payload.len()));
-                    assert_eq!(u64::from(payload[0]), (reth.address - 5000) % 256);
-                    payload.len()
-                }
-                Body::Send { payload, .. } => payload.len(),
-                body @ (Body::Write { .. }
-                | Body::WriteOn { .. }
-                | Body::Dense(_)
-                | Body::Acknowledge(_)
-                | Body::Congestion
-                | Body::Unserved) => panic!("{body:?}"),
-            };
             let parts = if let Body::Dense(parts) = packet.body {
-                parts.map(payload).collect()
+                parts.map(payload_len).collect()
             } else {
-                vec![payload(packet.body)]
+                vec![payload_len(packet.body)]
             };
             seen.push((psn::distance(FIRST, packet.psn).into(), parts, packet.ack_request));
         }
