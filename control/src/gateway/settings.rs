@@ -27,7 +27,8 @@ pub(super) fn group_settings(config: &Config, peer_id: PeerId) -> groups::Settin
     }
 }
 
-/// What the operator decided about rendezvous.
+/// What the operator decided about rendezvous. `kinds` are those of all ports, also of those whose
+/// RNICs are no longer in the configuration.
 pub(super) fn settings(
     config: &Config,
     peer_id: PeerId,
@@ -42,8 +43,8 @@ pub(super) fn settings(
         max_links: smcr_proto::limits::LINKS_PER_GROUP_MAX,
         host_name: HostName::new(&uname().nodename().to_string_lossy()),
         many_streams: smc.kept_max > 0,
-        // A group may have a link over any of them.
-        dense_packets: smc.dense_packets && kinds.iter().all(|kind| kind.packs_densely()),
+        // A group may have a link over any of them, also over one that is absent so far.
+        dense_packets: smc.dense_packets && config.rnics.iter().all(|it| it.kind.packs_densely()),
     };
     let is_over_v2 = kinds.iter().any(|kind| !kind.carries_roce_v1());
     rendezvous::Settings {
@@ -81,3 +82,31 @@ fn rmbe_size(bytes: u32) -> RmbeSize {
 
 /// The most connections of a group: an RMB has no more elements.
 const CONNECTIONS_PER_GROUP: u8 = 255;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(rnics: &str) -> Config {
+        Config::parse(&format!("[local]\nsocket = '/run/x'\n{rnics}"), "test").unwrap()
+    }
+
+    /// An RNIC of libibverbs keeps dense packets off as long as the configuration names it, whether
+    /// its device is there or not, and no longer.
+    #[test]
+    fn dense_packets_are_for_rnics_that_all_take_them() {
+        let soft = "[[rnic]]\nname = 'soft'\nkind = 'roce-udp'\ndevice = 'lo'\n";
+        let hard = "[[rnic]]\nname = 'hard'\nkind = 'verbs'\ndevice = 'mlx5_0'\n";
+        let (one, both) = (parse(soft), parse(&format!("{soft}{hard}")));
+        let kinds: Vec<_> = both.rnics.iter().map(|rnic| &rnic.kind).collect();
+        let offers = |config: &Config, kinds: &[&RnicKind]| {
+            let settings = settings(config, PeerId([1; 8]), kinds, &[]);
+            settings.v2.expect("an RNIC has an address of RoCE v2").dense_packets
+        };
+        assert!(!offers(&both, &kinds));
+        assert!(!offers(&both, &kinds[..1]), "the other one is not there yet");
+        assert!(offers(&one, &kinds), "the other one was removed by a reload");
+        let off = parse(&format!("[smc]\ndense_packets = false\n{soft}"));
+        assert!(!offers(&off, &kinds[..1]));
+    }
+}
