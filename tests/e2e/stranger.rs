@@ -171,6 +171,7 @@ impl Stranger {
                 Action::OpenLink { .. }
                 | Action::ConnectLink { .. }
                 | Action::VacateLink(_)
+                | Action::LinkProven(_)
                 | Action::LinkFailed(..)
                 | Action::RmbConfirmed(_)
                 | Action::RmbRefused(_)

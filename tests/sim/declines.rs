@@ -742,6 +742,7 @@ impl World {
                 }
                 Action::ConnectLink { .. }
                 | Action::VacateLink(_)
+                | Action::LinkProven(_)
                 | Action::RmbConfirmed(_)
                 | Action::RmbRefused(_)
                 | Action::RmbDeleted(_)

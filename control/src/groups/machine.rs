@@ -136,6 +136,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
                 first.expect("the link is there on which its number came").number = number;
             }
             Action::LinkConfirmed(number) => self.link_confirmed(number),
+            Action::LinkProven(number) => self.link_proven(now, number),
             Action::LinkFailed(number, cause) => self.link_failed(now, number, cause),
             Action::RmbConfirmed(index) => self.rmb_confirmed(index),
             Action::RmbRefused(index) | Action::RmbDeleted(index) => self.rmb_gone(index),
@@ -176,6 +177,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             "link group established"
         );
         self.shared.events.push_back(Event::Established(group.id));
+    }
+
+    /// The peer has answered on a link. The acknowledgement of the question may come later than the
+    /// answer, which shares a packet with others perhaps.
+    fn link_proven(&self, now: Instant, number: LinkNumber) {
+        // It may have failed since, as above.
+        if let Some(link) = self.group.numbered(number) {
+            link.activity.prove(now);
+        }
     }
 
     /// A link is down, or will never be up.

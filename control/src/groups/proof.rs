@@ -26,7 +26,8 @@ pub enum Proof {
 
 impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// The link that a new connection of a group should use, of those on which the peer's RNIC has
-    /// acknowledged something in the last `age`: the one with the fewest connections.
+    /// acknowledged something in the last `age`, or the peer has answered TEST LINK: the one with
+    /// the fewest connections.
     pub fn proven_link(&self, now: Instant, age: Duration, id: GroupId) -> Option<LinkId> {
         let group = self.at(id)?;
         let proven = |link: &&Link<N::Opening>| group.is_usable(link) && is_proven(now, age, link);
@@ -38,7 +39,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
     }
 
-    /// Whether the peer's RNIC has acknowledged something on this link in the last `age`.
+    /// Whether the peer's RNIC has acknowledged something on this link in the last `age`, or the
+    /// peer has answered TEST LINK.
     pub fn proof_of(&self, now: Instant, age: Duration, id: GroupId, link: LinkId) -> Proof {
         match self.at(id).and_then(|group| group.link(link)) {
             Some(link) if is_proven(now, age, link) => Proof::Given,

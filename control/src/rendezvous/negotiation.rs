@@ -190,8 +190,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             return Answer::Now(Err(Diagnosis::NO_ROCE_PATH));
         }
         self.shared.groups.probe(self.now, group);
-        // The acknowledgement is the proof, and says nothing to us. The answer does, but the peer
-        // may be too busy to send it in time.
+        // The acknowledgement is a proof, too, and says nothing to us. The answer does, but the
+        // peer may be too busy to send it in time.
         let until = until.min(self.now + PROOF_LOOK);
         Answer::Later(Wait::Proof { group, link, until })
     }

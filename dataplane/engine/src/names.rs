@@ -168,7 +168,9 @@ fn only(near: bool, far: bool) -> Option<End> {
 }
 
 /// When a link last brought anything, and when something last arrived. Written by the poller, read
-/// by the control thread, so that keepalive costs the data path one store.
+/// by the control thread, so that keepalive costs the data path one store. The control thread
+/// writes when an answer to TEST LINK has come; then the time of a proof may be as much too early
+/// as that thread is behind.
 #[derive(Debug, Default)]
 pub struct Activity {
     heard: AtomicU64,
@@ -186,7 +188,8 @@ impl Activity {
         Instant(self.heard.load(Ordering::Relaxed))
     }
 
-    /// Notes that the peer's NIC has acknowledged a message: the link carries in both directions.
+    /// Notes that the peer's NIC has acknowledged a message, or that the peer has answered one: the
+    /// link carries in both directions.
     pub fn prove(&self, now: Instant) {
         self.proven.store(now.0, Ordering::Relaxed);
     }

@@ -113,6 +113,9 @@ pub enum Action {
     LinkNumbered(LinkNumber),
     /// The link carries connections. For the first link: tell the handshake that waits for it.
     LinkConfirmed(LinkNumber),
+    /// The peer has answered all that we have asked on this link by TEST LINK: it carries messages
+    /// in both directions.
+    LinkProven(LinkNumber),
     /// Choose a port of ours for a further link, open a queue pair there, register every RMB for
     /// it, and answer with [`LinkGroup::link_opened`] or [`LinkGroup::link_refused`]. It replaces
     /// an earlier demand for the same number that the caller has not answered yet.

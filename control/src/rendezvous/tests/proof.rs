@@ -16,6 +16,8 @@ pub(super) struct Two {
     pub(super) hosts: [Host; 2],
     /// LLC messages of these queue pairs stay on their way.
     slow: Vec<Qpn>,
+    /// RNICs acknowledge only much later: messages come sooner than what says that ours have.
+    late_acknowledgements: bool,
     /// When a policy comes that protects the connections of the client.
     pub(super) policy_comes: Policy,
 }
@@ -64,7 +66,13 @@ impl Two {
             surveys: 0,
         };
         let hosts = [host(9, Side::Client), host(2, Side::Server)];
-        let mut two = Self { now: START, hosts, slow: Vec::new(), policy_comes: Policy::Never };
+        let mut two = Self {
+            now: START,
+            hosts,
+            slow: Vec::new(),
+            late_acknowledgements: false,
+            policy_comes: Policy::Never,
+        };
         two.call(1);
         assert_eq!(two.links().map(|links| links.len()), [2, 2]);
         assert_eq!(two.became_smc(), [1, 1]);
@@ -181,7 +189,9 @@ impl Two {
         }
         let theirs = of(&self.hosts[1 - from]).into_iter().find(|(.., end)| *end == Some(qpn));
         let (there, ..) = theirs.expect("the other end of the link");
-        self.hosts[from].activities[&link].prove(self.now);
+        if !self.late_acknowledgements {
+            self.hosts[from].activities[&link].prove(self.now);
+        }
         let unheard = Unheard::default();
         let report = Report::LlcReceived { link: there, message, unheard };
         assert!(self.hosts[1 - from].endpoint.reported(self.now, report).is_none());
@@ -239,6 +249,17 @@ fn an_acknowledgement_is_proof_enough() {
     let ends = two.links().map(|links| links[0]);
     two.hosts[CLIENT].activities[&ends[CLIENT].0].prove(two.now);
     two.wait(Duration::from_millis(60));
+    assert_eq!(two.became_smc(), [2, 2]);
+}
+
+/// An RNIC acknowledges the answer and what came with it later than the answer is here. The answer
+/// is proof enough, or the rendezvous would look for another one 50 ms later.
+#[test]
+fn an_answer_is_proof_enough() {
+    let mut two = Two::joined();
+    two.wait(Duration::from_secs(1));
+    two.late_acknowledgements = true;
+    two.call(2);
     assert_eq!(two.became_smc(), [2, 2]);
 }
 

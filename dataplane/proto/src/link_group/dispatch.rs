@@ -135,6 +135,12 @@ impl LinkGroup {
         }
         group_link.unanswered -= 1;
         // RFC 7609 C.7.1 #33: changed TEST LINK data fails link
-        if message.user_data == ours { Ok(()) } else { Err(PeerMisbehaved::WrongEcho) }
+        if message.user_data != ours {
+            return Err(PeerMisbehaved::WrongEcho);
+        }
+        if group_link.unanswered == 0 {
+            self.actions.push(super::Action::LinkProven(on));
+        }
+        Ok(())
     }
 }

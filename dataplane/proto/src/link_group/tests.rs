@@ -534,7 +534,8 @@ fn idle_links_are_tested_and_live_on() {
     pair.run();
     let kinds: Vec<_> = pair.wire.iter().map(|(role, llc)| (*role, llc.is_reply())).collect();
     assert_eq!(kinds, [(Role::Client, false), (Role::Server, true)]);
-    assert_eq!((pair.client_told.len(), pair.client.dropped()), (0, 0));
+    assert_eq!(pair.client_told, [Action::LinkProven(LINK)]);
+    assert_eq!(pair.client.dropped(), 0);
     pair.sleep(TEST_LINK_REPLY_WAIT * 2);
     pair.run();
     assert!(pair.client.is_established());
@@ -568,9 +569,11 @@ fn echoes_are_compared() {
     client.probe(T0, LINK, SECOND);
     let user_data = setup(64, 8).ours.gid.0;
     let right = Llc::TestLink(TestLink { reply: true, user_data });
+    drain(&mut client);
     client.handle_llc(T0, LINK, &right).unwrap();
     client.handle_llc(T0, LINK, &right).unwrap();
     assert_eq!((client.dropped(), client.is_established()), (2, true), "answered once");
+    assert_eq!(drain(&mut client), [Action::LinkProven(LINK)]);
     client.probe(T0, LINK, SECOND);
     assert_eq!(client.handle_llc(T0, LINK, &wrong), Err(PeerMisbehaved::WrongEcho));
     assert!(client.is_terminated());

@@ -156,7 +156,10 @@ impl Host {
                     assert!(self.group.is_terminated());
                     self.queue_pairs.clear();
                 }
-                Action::LinkConfirmed(_) | Action::RmbConfirmed(_) | Action::RkeysDeleted(_) => {}
+                Action::LinkConfirmed(_)
+                | Action::LinkProven(_)
+                | Action::RmbConfirmed(_)
+                | Action::RkeysDeleted(_) => {}
             }
             self.told.push(action);
         }

@@ -83,7 +83,7 @@ impl Owner {
                 }
                 Action::ConnectLink { .. } | Action::VacateLink(_) => self.waiting.push(action),
                 Action::LinkConfirmed(_) | Action::RmbConfirmed(_) | Action::RmbRefused(_) => {}
-                Action::RmbDeleted(_) | Action::RkeysDeleted(_) => {}
+                Action::RmbDeleted(_) | Action::RkeysDeleted(_) | Action::LinkProven(_) => {}
             }
         }
         self.said = self.said.split_off(self.said.len().saturating_sub(8));
