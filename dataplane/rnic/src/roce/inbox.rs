@@ -27,7 +27,8 @@ pub(super) enum Event {
 impl Inbox {
     pub(super) fn new() -> Self {
         Self {
-            // More than one burst brings. A ring that is larger is one that is never warm.
+            // More than one burst brings, unless its packets are dense and of messages alone. A
+            // ring that is larger is one that is never warm.
             events: VecDeque::with_capacity(1024),
             waiting: vec![0; QUEUE_PAIRS_MAX as usize].into(),
         }

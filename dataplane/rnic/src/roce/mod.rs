@@ -89,8 +89,8 @@ pub const INBOX_MAX: usize = 8192;
 /// The UDP port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;
 
-/// The bytes that a packet takes from the window beside its payload: headers here and overhead at
-/// the receiver's socket.
+/// The bytes that a packet, or a part of a dense one, takes from the window beside its payload:
+/// headers here and overhead at the receiver's socket.
 const PACKET_COST: u32 = 64;
 
 /// Creates the two halves of a NIC whose packets `wire` carries.

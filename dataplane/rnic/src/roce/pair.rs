@@ -291,14 +291,15 @@ impl Pair {
         let mut occasion = Occasion::Turn;
         let mut is_dense = false;
         if self.state == State::Ready {
+            let mut next = self.requester.next(now);
             while *budget > 0
-                && let Some(len) = self.requester.next_len(now)
+                && let Some(packet) = next
             {
-                let Some(slot) = batch.slot(self.destination(), len, segments_max) else {
+                let Some(slot) = batch.slot(self.destination(), packet.len(), segments_max) else {
                     return Filled::BatchFull;
                 };
                 *budget -= 1;
-                self.requester.build(now, *budget == 0, slot.bytes, counters);
+                next = self.requester.build(now, packet, *budget == 0, slot.bytes, counters);
                 is_dense = slot.bytes[0] == DENSE;
                 self.flow.seal(slot.identification, slot.bytes);
                 occasion = Occasion::WithData;
@@ -366,7 +367,7 @@ impl Pair {
         if self.state != State::Ready {
             return answer;
         }
-        let work = self.requester.next_len(now).map(|_| now);
+        let work = self.requester.next(now).map(|_| now);
         [answer, work, self.requester.wake_at()].into_iter().flatten().min()
     }
 

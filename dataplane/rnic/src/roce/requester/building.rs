@@ -17,24 +17,27 @@ use super::{Requester, Timed};
 
 /// The next packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+pub(in super::super) enum Next {
     /// A path MTU probe with that payload.
     Probe(u32),
     /// So many packets of the send queue, which leave as one of so many bytes.
     Packets(usize, usize),
 }
 
-impl Requester {
-    /// The length of the next packet, if one may be sent now.
-    pub(in super::super) fn next_len(&self, now: Instant) -> Option<usize> {
-        Some(match self.next(now)? {
-            Next::Probe(payload) => probe_len(payload),
-            Next::Packets(_, len) => len,
-        })
+impl Next {
+    /// Its length in bytes.
+    pub(in super::super) fn len(self) -> usize {
+        match self {
+            Self::Probe(payload) => probe_len(payload),
+            Self::Packets(_, len) => len,
+        }
     }
+}
 
-    /// Builds the packet whose length [`next_len`](Self::next_len) returned, without its ICRC, and
-    /// counts it as sent. `last` says that no other packet follows in this burst.
+impl Requester {
+    /// Builds `packet`, which [`next`](Self::next) has just returned, without its ICRC, and counts
+    /// it as sent. `last` says that no other packet follows in this burst. Returns the packet
+    /// behind it, if one may be sent now.
     ///
     /// # Panics
     ///
@@ -42,30 +45,25 @@ impl Requester {
     pub(in super::super) fn build(
         &mut self,
         now: Instant,
+        packet: Next,
         last: bool,
         out: &mut [u8],
         counters: &mut Counters,
-    ) {
-        let count = match self.next(now).expect("the caller asked before") {
-            Next::Packets(count, len) => {
-                assert_eq!(out.len(), len);
-                count
-            }
+    ) -> Option<Next> {
+        assert_eq!(out.len(), packet.len());
+        let count = match packet {
+            Next::Packets(count, _) => count,
             Next::Probe(payload) => {
+                self.build_probe(now, payload, out);
                 counters.path_questions += 1;
-                let repeated = psn::advance(self.oldest_psn(), PSN_MASK.into());
-                build_probe((self.peer, repeated), payload, out);
-                self.path.probe_sent(
-                    now,
-                    self.congestion.base_timeout().min(SILENCE_MAX - self.silence),
-                );
-                return;
+                return self.next(now);
             }
         };
         let first = self.next;
         (0..count).for_each(|_| self.advance());
         self.unasked += u32::try_from(count).expect("no more than the send queue has");
-        let ask = last || self.unasked >= UNASKED_MAX || self.next(now).is_none();
+        let following = self.next(now);
+        let ask = last || self.unasked >= UNASKED_MAX || following.is_none();
         if count == 1 {
             self.build_one(first, ask, out);
         } else {
@@ -73,9 +71,19 @@ impl Requester {
             self.build_dense(first, count, ask, out);
         }
         self.count_sent(now, first.mark.sequence..self.next.mark.sequence, ask, counters);
+        // Behind a packet that asks, a probe may have to be sent first.
+        if ask { self.next(now) } else { following }
     }
 
-    fn next(&self, now: Instant) -> Option<Next> {
+    fn build_probe(&mut self, now: Instant, payload: u32, out: &mut [u8]) {
+        let repeated = psn::advance(self.oldest_psn(), PSN_MASK.into());
+        build_probe((self.peer, repeated), payload, out);
+        let wait = self.congestion.base_timeout().min(SILENCE_MAX - self.silence);
+        self.path.probe_sent(now, wait);
+    }
+
+    /// The next packet, if one may be sent now.
+    pub(in super::super) fn next(&self, now: Instant) -> Option<Next> {
         if self.path.is_probing() || self.path.is_doubted() {
             if let Some(payload) = self.probe(now) {
                 return Some(Next::Probe(payload));

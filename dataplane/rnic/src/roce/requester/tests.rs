@@ -54,11 +54,11 @@ impl Bench {
     fn send(&mut self, max: usize) -> Vec<Seen> {
         let mut seen = Vec::new();
         while seen.len() < max
-            && let Some(len) = self.requester.next_len(self.now)
+            && let Some(next) = self.requester.next(self.now)
         {
-            let mut out = vec![0xaa; len];
+            let mut out = vec![0xaa; next.len()];
             let last = seen.len() + 1 == max;
-            self.requester.build(self.now, last, &mut out, &mut self.counters);
+            self.requester.build(self.now, next, last, &mut out, &mut self.counters);
             let packet = Packet::parse(&out).unwrap();
             assert_eq!(packet.target, Qpn(9));
             let number = psn::distance(FIRST, packet.psn).into();
@@ -425,9 +425,9 @@ fn every_message_causes_a_solicited_event_and_nothing_else_does() {
     let short = vec![6; 44].into();
     bench.requester.post(Work::SendLong { message: short, tag: Tag(0) });
     let mut seen = Vec::new();
-    while let Some(len) = bench.requester.next_len(bench.now) {
-        let mut out = vec![0; len];
-        bench.requester.build(bench.now, false, &mut out, &mut bench.counters);
+    while let Some(next) = bench.requester.next(bench.now) {
+        let mut out = vec![0; next.len()];
+        bench.requester.build(bench.now, next, false, &mut out, &mut bench.counters);
         seen.push((out[0], out[1] & 0x80 != 0));
     }
     let expected = [
@@ -446,9 +446,9 @@ impl Bench {
     /// Sends the probe that waits, and checks that it is a duplicate of the packet before `oldest`.
     /// Returns its payload.
     fn take_probe(&mut self, oldest: u64) -> u32 {
-        let len = self.requester.next_len(self.now).expect("a probe waits");
-        let mut out = vec![0xaa; len];
-        self.requester.build(self.now, false, &mut out, &mut self.counters);
+        let next = self.requester.next(self.now).expect("a probe waits");
+        let mut out = vec![0xaa; next.len()];
+        self.requester.build(self.now, next, false, &mut out, &mut self.counters);
         let packet = Packet::parse(&out).unwrap();
         assert_eq!(psn::advance(packet.psn, 1), psn::advance(FIRST, oldest));
         assert!(packet.ack_request);
@@ -477,7 +477,7 @@ impl Bench {
     fn resegment(&mut self, carries: u32, oldest: u64) {
         self.doubt();
         while self.requester.path.is_doubted() {
-            if self.requester.next_len(self.now).is_some() {
+            if self.requester.next(self.now).is_some() {
                 if self.take_probe(oldest) <= carries {
                     self.answer_probe(oldest);
                 }
@@ -555,17 +555,18 @@ fn a_message_of_several_packets_keeps_its_packets() {
         .post(Work::SendLong { message: vec![5; 2 * MTU as usize + 1].into(), tag: Tag(0) });
     bench.write(600);
     for _ in 0..4 {
-        let mut out = vec![0; bench.requester.next_len(bench.now).unwrap()];
-        bench.requester.build(bench.now, true, &mut out, &mut bench.counters);
+        let next = bench.requester.next(bench.now).unwrap();
+        let mut out = vec![0; next.len()];
+        bench.requester.build(bench.now, next, true, &mut out, &mut bench.counters);
     }
     // One of its packets has arrived.
     bench.answer(Syndrome::ACK, 1).unwrap();
     assert_eq!(bench.completed(), 1);
     bench.resegment(512, 2);
     let mut seen = Vec::new();
-    while let Some(len) = bench.requester.next_len(bench.now) {
-        let mut out = vec![0; len];
-        bench.requester.build(bench.now, true, &mut out, &mut bench.counters);
+    while let Some(next) = bench.requester.next(bench.now) {
+        let mut out = vec![0; next.len()];
+        bench.requester.build(bench.now, next, true, &mut out, &mut bench.counters);
         let packet = Packet::parse(&out).unwrap();
         seen.push((out[0], psn::distance(FIRST, packet.psn)));
     }

@@ -18,10 +18,10 @@ impl Bench {
     /// Sends all packets that may be sent.
     fn send_dense(&mut self) -> Vec<Seen> {
         let mut seen = Vec::new();
-        while let Some(len) = self.requester.next_len(self.now) {
-            let mut out = vec![0xaa; len];
-            self.requester.build(self.now, false, &mut out, &mut self.counters);
-            assert!(len <= probe_len(self.requester.payload()), "{len}");
+        while let Some(next) = self.requester.next(self.now) {
+            let mut out = vec![0xaa; next.len()];
+            self.requester.build(self.now, next, false, &mut out, &mut self.counters);
+            assert!(next.len() <= probe_len(self.requester.payload()), "{next:?}");
             let packet = Packet::parse(&out).unwrap();
             let parts = if let Body::Dense(parts) = packet.body {
                 parts.map(payload_len).collect()
@@ -71,10 +71,10 @@ fn long_messages_share_no_packet() {
     bench.write(10);
     bench.message();
     let mut lens = Vec::new();
-    while let Some(len) = bench.requester.next_len(bench.now) {
-        let mut out = vec![0; len];
-        bench.requester.build(bench.now, false, &mut out, &mut bench.counters);
-        lens.push((out[0], len));
+    while let Some(next) = bench.requester.next(bench.now) {
+        let mut out = vec![0; next.len()];
+        bench.requester.build(bench.now, next, false, &mut out, &mut bench.counters);
+        lens.push((out[0], next.len()));
     }
     assert_eq!((lens[0].0, lens[1].0, lens[8].0), (WRITE_ONLY, SEND_FIRST, SEND_LAST));
     assert_eq!((lens.len(), lens[9].0), (10, wire::DENSE));
