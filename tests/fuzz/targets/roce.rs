@@ -19,6 +19,8 @@ use super::Input;
 const MEMORY: usize = 8192;
 const BTH_LEN: usize = 12;
 const RETH_END: usize = BTH_LEN + 16;
+/// The opcode of packets of several requests.
+const DENSE: u8 = 0xc0;
 
 /// Each instruction is a byte, and what it needs behind it.
 ///
@@ -90,7 +92,10 @@ impl Nic {
         let registration = rnic.register(domains[0], &open).expect("few keys");
         let closed_key = rnic.register(domains[1], &closed).expect("few keys");
         let messages = if shape & 2 == 0 { Messages::Short } else { Messages::Long };
-        let opening = rnic.open_for(domains[0], messages).expect("few queue pairs");
+        let mut opening = rnic.open_for(domains[0], messages).expect("few queue pairs");
+        if shape & 8 != 0 {
+            opening.pack_densely();
+        }
         let ours = opening.address();
         let theirs = QpAddress {
             mac: port(0).mac,
@@ -131,7 +136,10 @@ impl Nic {
                 self.turn_and_judge(&[]);
             }
             1..=3 => {
-                let packet = self.likely(input, 0);
+                let packet = match instruction {
+                    0x80.. => self.likely_dense(input),
+                    _ => self.likely(input, 0),
+                };
                 self.receive(&packet, false);
                 self.turn_and_judge(&packet);
             }
@@ -162,7 +170,9 @@ impl Nic {
         let (before, payload) = (std::mem::take(&mut self.image), self.payload(packet));
         let mut after = vec![0; MEMORY];
         self.open.copy_out(0, &mut after);
-        if before != after {
+        if packet.first() == Some(&DENSE) {
+            assert!(self.images(&before, packet).contains(&after), "promise 4: {packet:02x?}");
+        } else if before != after {
             // All of the payload is in one place, where the write may change bytes.
             let last = self.writing.end.saturating_sub(payload.len());
             let is_right = (self.writing.start..=last).any(|at| {
@@ -205,6 +215,67 @@ impl Nic {
             self.writing = if is_open && fits { start..start + len } else { 0..0 };
         }
         &packet[headers..end]
+    }
+
+    /// What may be in the region behind a dense packet: what its first parts have written there, as
+    /// many of them as there are or less.
+    fn images(&self, before: &[u8], packet: &[u8]) -> Vec<Vec<u8>> {
+        let mut images = vec![before.to_vec()];
+        let mut rest = &packet[BTH_LEN..packet.len() - 4];
+        while let [opcode, _, l1, l0, behind @ ..] = rest {
+            let len = usize::from(u16::from_be_bytes([*l1, *l0]));
+            let (reth, behind) = behind.split_at(if *opcode == 0x0a { 16 } else { 0 });
+            let (payload, behind) = behind.split_at(len.next_multiple_of(4));
+            let mut image = images.last().expect("there is one").clone();
+            if let Some((address, key)) = reth.split_first_chunk() {
+                let start = u64::from_be_bytes(*address).wrapping_sub(self.registration.address);
+                let start = usize::try_from(start).unwrap_or(MEMORY);
+                let fits = start.checked_add(len).is_some_and(|end| end <= MEMORY);
+                if !fits || key[..4] != self.registration.rkey.0.to_be_bytes() {
+                    break;
+                }
+                image[start..start + len].copy_from_slice(&payload[..len]);
+            }
+            images.push(image);
+            rest = behind;
+        }
+        images
+    }
+
+    /// A packet of several requests that would be believed, but for what the input says.
+    fn likely_dense(&self, input: &mut Input<'_>) -> Vec<u8> {
+        let [flags, ahead] = [(); 2].map(|()| input.byte().unwrap_or(0));
+        let mut packet = vec![DENSE, 0, 0xff, 0xff];
+        packet.extend(self.ours.qpn.0.to_be_bytes());
+        let psn = 0x00ff_fffe_u32.wrapping_add_signed(i32::from(ahead.cast_signed()));
+        packet.extend((psn & 0x00ff_ffff | u32::from(flags & 1) << 31).to_be_bytes());
+        let parts = flags >> 1 & 7;
+        for part in 0..=parts {
+            let [kind, size] = [(); 2].map(|()| input.byte().unwrap_or(0));
+            // Mostly what a gateway sends: writes, and messages of 44 bytes.
+            let is_write = kind & 1 != 0;
+            let len = if is_write || kind & 2 != 0 { u16::from(size) * 2 + 1 } else { 44 };
+            let more = part < parts;
+            let opcode = match (is_write, kind & 0x70) {
+                (_, 0x70) => size,
+                (true, _) => 0x0a,
+                (false, _) => 0x04,
+            };
+            packet.extend([opcode, u8::from(more) ^ u8::from(kind & 0x78 == 0x48)]);
+            packet.extend(len.to_be_bytes());
+            if is_write {
+                let key = if kind & 4 == 0 { &self.registration } else { &self.closed_key };
+                packet.extend((key.address + u64::from(input.short())).to_be_bytes());
+                packet.extend(key.rkey.0.to_be_bytes());
+                packet.extend((u32::from(len) + u32::from(kind >> 7)).to_be_bytes());
+            }
+            let end = packet.len() + usize::from(len).next_multiple_of(4);
+            packet.extend(input.bytes(len.into()));
+            packet.resize(end, 0);
+        }
+        packet.truncate(4096);
+        seal(&mut packet, 0);
+        packet
     }
 
     /// A packet that would be believed, but for what the input says: headers of any kind with the
