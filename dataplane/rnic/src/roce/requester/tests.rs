@@ -53,12 +53,14 @@ impl Bench {
     /// Sends all packets that may be sent, but `max` at most.
     fn send(&mut self, max: usize) -> Vec<Seen> {
         let mut seen = Vec::new();
+        let mut next = self.requester.next(self.now);
         while seen.len() < max
-            && let Some(next) = self.requester.next(self.now)
+            && let Some(packet) = next
         {
-            let mut out = vec![0xaa; next.len()];
+            let mut out = vec![0xaa; packet.len()];
             let last = seen.len() + 1 == max;
-            self.requester.build(self.now, next, last, &mut out, &mut self.counters);
+            next = self.requester.build(self.now, packet, last, &mut out, &mut self.counters);
+            assert_eq!(next, self.requester.next(self.now), "it is what a new question finds");
             let packet = Packet::parse(&out).unwrap();
             assert_eq!(packet.target, Qpn(9));
             let number = psn::distance(FIRST, packet.psn).into();
@@ -571,4 +573,22 @@ fn a_message_of_several_packets_keeps_its_packets() {
         seen.push((out[0], psn::distance(FIRST, packet.psn)));
     }
     assert_eq!(seen, [(SEND_MIDDLE, 2), (SEND_LAST, 3), (WRITE_ONLY, 4), (WRITE_ONLY, 5)]);
+}
+
+/// While a probe waits until all is acknowledged, nothing new follows a packet that asks: not even
+/// behind packets that are repeated.
+#[test]
+fn new_packets_wait_for_a_probe_behind_repeated_ones() {
+    let sizes = Sizes { ceiling: 4 * MTU, ..PLAIN };
+    let mut bench =
+        Bench { requester: Requester::new((Qpn(9), FIRST), sizes, 1 << 20), ..Bench::new() };
+    bench.write(20 * MTU);
+    assert_eq!(bench.send(99).len(), 20);
+    bench.answer(Syndrome(0), 4).unwrap();
+    assert!(bench.requester.path.is_probing());
+    bench.write(60 * MTU);
+    assert_eq!(bench.send(99), [], "the last packet has asked");
+    bench.answer(Syndrome::SEQUENCE_ERROR, 5).unwrap();
+    let seen = bench.send(99);
+    assert_eq!((seen.len(), seen.last().unwrap().2), (32, true), "{seen:?}");
 }
