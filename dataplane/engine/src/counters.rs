@@ -109,11 +109,12 @@ counters! {
     cdc_in: count,
     /// Fills cut short because the peer's element was full.
     blocked_on_peer: count,
-    /// Fills put off because no send chunk was free.
+    /// Times that a connection had to wait until a send chunk was free.
     blocked_on_pool: count,
-    /// Fills put off because the link has its share of the send chunks.
+    /// Times that a connection had to wait because its link had its share of the send chunks.
     blocked_on_share: count,
-    /// Fills or flushes put off because the send queue of the link was full.
+    /// Times that a connection, or messages that were due, had to wait because the send queue of the
+    /// link was full.
     blocked_on_queue: count,
     /// Drains cut short because the near socket took no more.
     blocked_on_socket: count,

@@ -4,10 +4,11 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use smcr_memory::SendPool;
 use smcr_proto::Instant;
 use smcr_rnic::{QpId, Tag, Work};
 
-use crate::limits::LINKS_PER_POLLER_MAX;
+use crate::limits::{LINKS_PER_POLLER_MAX, WORK_PER_FLUSH};
 use crate::names::{Activity, GroupId, LinkId, LlcBytes, Unheard};
 
 /// One link.
@@ -41,6 +42,9 @@ pub(crate) struct Link {
     pub(crate) budget: usize,
     /// Bytes of new data in work requests that have not completed.
     pub(crate) lent: u64,
+    /// The slots of connections that wait until the link takes more new data, the one that has
+    /// waited longest first. Some may have gone on, or be over.
+    waiting: VecDeque<u16>,
     /// Work requests that the queue pair takes while none is under way.
     depth: usize,
     /// It stands in the list of busy links.
@@ -59,6 +63,8 @@ pub(crate) struct Links {
     /// The places of links that were looked up since the last flush or have unfinished work, each
     /// once.
     busy: Vec<usize>,
+    /// How many wait, for any link.
+    waiting: usize,
 }
 
 /// Finds places by names. Peers do not choose these names, so collisions need no protection.
@@ -98,6 +104,7 @@ impl Links {
             sends: Vec::new(),
             budget,
             lent: 0,
+            waiting: VecDeque::new(),
             depth: budget,
             busy: false,
         });
@@ -124,8 +131,49 @@ impl Links {
         let link = self.slots[at].take().expect("the index names what is there");
         self.by_qp.remove(&link.qp);
         self.busy.retain(|busy| *busy != at);
+        self.waiting -= link.waiting.len();
         self.free.push(at);
         Some(link)
+    }
+
+    /// Has a connection wait until the link takes more.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such link.
+    pub(crate) fn wait_for(&mut self, id: LinkId, slot: u16) {
+        let link = self.by_id(id).expect("who waits has found it");
+        link.waiting.push_back(slot);
+        self.waiting += 1;
+    }
+
+    /// The connection that has waited longest for a link that takes more, and the link. Looks at
+    /// the busy links from number `from` on, and notes there where the next search begins.
+    pub(crate) fn next_waiting(
+        &mut self,
+        from: &mut usize,
+        pool: &SendPool,
+    ) -> Option<(LinkId, u16)> {
+        while self.waiting > 0
+            && let Some(at) = self.busy.get(*from)
+        {
+            let link = self.slots[*at].as_mut().expect("what is busy is there");
+            if link.obstacle(pool).is_none()
+                && let Some(slot) = link.waiting.pop_front()
+            {
+                self.waiting -= 1;
+                return Some((link.id, slot));
+            }
+            *from += 1;
+        }
+        None
+    }
+
+    /// Whether somebody waits for a link that takes more.
+    pub(crate) fn may_go_on(&self, pool: &SendPool) -> bool {
+        let mut links = self.busy.iter().filter_map(|at| self.slots[*at].as_ref());
+        self.waiting > 0
+            && links.any(|link| !link.waiting.is_empty() && link.obstacle(pool).is_none())
     }
 
     /// Moves LLC messages to what is posted next, as far as there is room. Returns whether some
@@ -183,8 +231,33 @@ impl Link {
     /// Whether a turn need not look at it.
     fn is_done(&self) -> bool {
         let idle = self.llc.is_empty() && self.writes.is_empty() && self.sends.is_empty();
-        idle && self.budget == self.depth && self.retire_by.is_none()
+        let served = self.budget == self.depth && self.waiting.is_empty();
+        idle && served && self.retire_by.is_none()
     }
+
+    /// What keeps new data off the link for now, if anything does. Of the `pool`, it has a share.
+    pub(crate) fn obstacle(&self, pool: &SendPool) -> Option<Obstacle> {
+        if self.budget < WORK_PER_FLUSH {
+            Some(Obstacle::Queue)
+        } else if !pool.is_fair(self.lent) {
+            Some(Obstacle::Share)
+        } else if !pool.has_room() {
+            Some(Obstacle::Pool)
+        } else {
+            None
+        }
+    }
+}
+
+/// What keeps new data off a link for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// The send queue has no room.
+    Queue,
+    /// The link has its share of the send pool.
+    Share,
+    /// The send pool has no room.
+    Pool,
 }
 
 /// Spreads the 32 bits of a name over a table by a multiplication.
@@ -207,6 +280,8 @@ impl Hasher for Spread {
 
 #[cfg(test)]
 mod tests {
+    use smcr_memory::Region;
+
     use super::*;
 
     const DEPTH: usize = 8;
@@ -237,6 +312,45 @@ mod tests {
         links.rest();
         assert_eq!(links.retiring().collect::<Vec<_>>(), [LinkId(1_500)]);
         assert_eq!(links.busy().count(), 1, "it is to go");
+    }
+
+    /// Of all that wait, only those are looked at for whom there is room, in the order in which they
+    /// came to their link. A link for which somebody waits is not forgotten.
+    #[test]
+    fn those_who_wait_go_on_as_far_as_there_is_room() {
+        let mut pool = SendPool::new(Region::new(65_536).unwrap(), 4_096);
+        let mut links = links(3);
+        for (link, slot) in [(1_002, 7), (1_000, 8), (1_002, 9)] {
+            links.wait_for(LinkId(link), slot);
+            links.by_id(LinkId(link)).unwrap().budget = 0;
+        }
+        links
+            .busy()
+            .for_each(|link| link.budget = if link.id == LinkId(1_002) { DEPTH } else { 2 });
+        links.rest();
+        assert!(links.may_go_on(&pool));
+        let mut from = 0;
+        let gone: Vec<_> = std::iter::from_fn(|| links.next_waiting(&mut from, &pool)).collect();
+        assert_eq!(gone, [(LinkId(1_002), 7), (LinkId(1_002), 9)]);
+        assert!(!links.may_go_on(&pool));
+        links.rest();
+        assert_eq!(links.busy().map(|link| link.id).collect::<Vec<_>>(), [LinkId(1_000)]);
+        links.busy().for_each(|link| link.budget = DEPTH);
+        let leases: Vec<_> =
+            (0..16).map(|_| pool.fill(4_096, |room| Ok::<_, ()>(room.len())).unwrap()).collect();
+        let obstacle = |links: &mut Links, lent, pool: &SendPool| {
+            let link = links.by_id(LinkId(1_000)).unwrap();
+            link.lent = lent;
+            link.obstacle(pool)
+        };
+        assert_eq!(obstacle(&mut links, 1, &pool), Some(Obstacle::Share));
+        assert_eq!(obstacle(&mut links, 0, &pool), Some(Obstacle::Pool));
+        assert!(!links.may_go_on(&pool) && links.next_waiting(&mut 0, &pool).is_none());
+        leases.into_iter().for_each(|lease| pool.take_back(lease.unwrap().unwrap()));
+        assert_eq!(links.next_waiting(&mut 0, &pool), Some((LinkId(1_000), 8)));
+        links.wait_for(LinkId(1_000), 8);
+        links.remove(LinkId(1_000)).unwrap();
+        assert!(!links.may_go_on(&pool) && links.next_waiting(&mut 0, &pool).is_none());
     }
 
     /// A place that is used again must not be taken for the link that had it before.

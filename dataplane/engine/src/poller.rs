@@ -224,7 +224,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn sleep(&mut self, now: Instant, moved: bool, limit: Option<Instant>) {
         self.shared.waker.about_to_sleep();
         let deadline = self.next_deadline(now).into_iter().chain(limit).min();
-        let ready = self.has_commands() || (moved && self.work.is_left());
+        let is_left = || self.work.is_left() || self.links.may_go_on(&self.pool);
+        let ready = self.has_commands() || (moved && is_left());
         let asleep = !ready && deadline.is_none_or(|deadline| deadline > now);
         if asleep {
             self.shared.counters.sleeps.add(1);
@@ -312,13 +313,32 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
 
     /// Writes bytes that peers have announced to sockets.
     fn drain(&mut self, now: Instant) -> bool {
-        self.work_off(now, List::Drain, |relay, turn| relay.drain(turn))
+        let slots = self.work.take(List::Drain);
+        self.work_off(now, slots, |relay, turn| relay.drain(turn))
     }
 
     /// Reads sockets, and gathers RDMA writes of the bytes.
     fn fill(&mut self, now: Instant) -> bool {
-        let moved = self.work_off(now, List::Fill, |relay, turn| relay.fill(turn));
+        let slots = self.work.take(List::Fill);
+        // Those come first that waited for room. What they leave is for the next turn.
+        let mut moved = self.resume_waiting(now);
+        moved |= self.work_off(now, slots, |relay, turn| relay.fill(turn));
         moved | self.resume_paced(now)
+    }
+
+    /// Goes on with connections that wait for their links, as long as those take more. Of thousands
+    /// that wait, a turn looks at those alone for which there is room.
+    fn resume_waiting(&mut self, now: Instant) -> bool {
+        let mut moved = false;
+        let mut from = 0;
+        while let Some((link, slot)) = self.links.next_waiting(&mut from, &self.pool) {
+            let Some((relay, mut turn)) = self.open(now, slot) else { continue };
+            if relay.queued.is_next_on(link) {
+                let outcome = relay.fill(&mut turn);
+                moved |= self.conclude(now, slot, outcome);
+            }
+        }
+        moved
     }
 
     /// Makes the CDC messages that are due, and posts the work requests of this turn. Nothing else
@@ -334,7 +354,8 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         if self.links.send_llc(Request::Llc.tag()) {
             self.shared.counters.blocked_on_queue.add(1);
         }
-        self.work_off(now, List::Flush, |relay, turn| {
+        let slots = self.work.take(List::Flush);
+        self.work_off(now, slots, |relay, turn| {
             relay.announce(turn);
             Outcome::Rests
         });
@@ -378,10 +399,9 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     fn work_off(
         &mut self,
         now: Instant,
-        list: List,
+        mut slots: Vec<u16>,
         act: impl Fn(&mut Relay<S::Stream>, &mut Turn<'_, S>) -> Outcome,
     ) -> bool {
-        let mut slots = self.work.take(list);
         let mut moved = false;
         for slot in slots.drain(..) {
             // The connection may have ended or left this poller since it was queued.

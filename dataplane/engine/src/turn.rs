@@ -5,6 +5,7 @@ use smcr_proto::Instant;
 
 use crate::counters::Counters;
 use crate::links::Links;
+use crate::names::LinkId;
 use crate::paced::Paced;
 use crate::stages::Sampler;
 
@@ -47,6 +48,9 @@ pub(crate) struct Queued {
     drain: bool,
     fill: bool,
     flush: bool,
+    /// The link among whose waiting connections it stands. It may stand among those of others as
+    /// well, where it does not count any more.
+    waits_for: Option<LinkId>,
 }
 
 /// One of the lists.
@@ -106,7 +110,24 @@ impl WorkLists {
 impl Queued {
     /// A connection that stands in no list.
     pub(crate) fn nowhere(slot: u16) -> Self {
-        Self { slot, drain: false, fill: false, flush: false }
+        Self { slot, drain: false, fill: false, flush: false, waits_for: None }
+    }
+
+    /// The connection waits until its link takes more. Returns its slot, which the link is to note,
+    /// unless it waits there already.
+    pub(crate) fn wait_for(&mut self, link: LinkId) -> Option<u16> {
+        let before = self.waits_for.replace(link);
+        (before != Some(link)).then_some(self.slot)
+    }
+
+    /// The connection is the next one of those that wait for a link. Returns whether it is to be
+    /// filled: not if it went on elsewhere, nor if it has its turn anyway.
+    pub(crate) fn is_next_on(&mut self, link: LinkId) -> bool {
+        let waits = self.waits_for == Some(link);
+        if waits {
+            self.waits_for = None;
+        }
+        waits && !self.fill
     }
 
     /// Whether it will be filled in this turn or the next one.
@@ -152,5 +173,28 @@ mod tests {
         work.give_back(slots);
         assert_eq!((work.take(List::Fill), work.take(List::Drain)), (vec![7], vec![7]));
         assert!(!work.is_left() && work.take(List::Flush).is_empty());
+    }
+    /// Who waits for a link is noted there once, and filled once when the link takes more: not in
+    /// addition to the turn that an event gave it, and not for a link that it has left.
+    #[test]
+    fn who_waits_for_a_link_has_one_turn_when_it_takes_more() {
+        let mut work = WorkLists::default();
+        let mut queued = Queued::nowhere(7);
+        let (one, other) = (LinkId(1), LinkId(2));
+        assert_eq!(queued.wait_for(one), Some(7));
+        assert_eq!(queued.wait_for(one), None, "it is noted there");
+        assert!(queued.is_next_on(one));
+        assert!(!queued.is_next_on(one), "it does not wait any more");
+
+        assert_eq!(queued.wait_for(one), Some(7));
+        work.queue_fill(&mut queued);
+        assert!(!queued.is_next_on(one), "it has its turn anyway");
+        assert_eq!(work.take(List::Fill), [7]);
+        queued.take_out(List::Fill);
+        assert_eq!(queued.wait_for(one), Some(7), "it may wait again after that turn");
+
+        assert_eq!(queued.wait_for(other), Some(7), "it went on over another link");
+        assert!(!queued.is_next_on(one));
+        assert!(queued.is_next_on(other));
     }
 }

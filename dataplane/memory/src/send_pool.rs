@@ -157,6 +157,13 @@ impl SendPool {
         lent <= self.free.len() as u64 * u64::from(self.chunk_bytes)
     }
 
+    /// Whether a [`fill`](Self::fill) finds room, however much it asks for. If not, it may all the
+    /// same, if it asks for little.
+    pub fn has_room(&self) -> bool {
+        let left = |current: &Current| self.chunk_bytes - current.used;
+        !self.free.is_empty() || self.current.as_ref().map_or(0, left) >= self.chunk_bytes / 4
+    }
+
     /// The chunk to append to and how much of it is used, with a useful amount of room.
     fn room(&mut self, max: u32) -> Option<(u32, u32)> {
         if let Some(current) = &self.current {

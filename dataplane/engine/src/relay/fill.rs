@@ -3,16 +3,14 @@
 
 use std::time::Duration;
 
-use smcr_memory::SendPool;
 use smcr_proto::connection::{Failover, Half};
 
 use super::socket::Socket;
 use super::urgent::{ahead, note_read};
 use super::{Far, Outcome, Relay};
 use crate::allowance::Way;
-use crate::counters::{Counter, Counters};
-use crate::limits::{FILL_PER_TURN_MAX, WORK_PER_FLUSH};
-use crate::links::Link;
+use crate::limits::FILL_PER_TURN_MAX;
+use crate::links::Obstacle;
 use crate::names::Ending;
 use crate::streams::{Ahead, Streams, is_reset};
 use crate::turn::{List, Turn};
@@ -24,8 +22,8 @@ enum Filled {
     Rests,
     /// Bytes were posted. `more` may be read at once.
     Posted { more: bool },
-    /// The pool or the send queue has no room; try again next turn.
-    Waits,
+    /// The link takes no more for now.
+    Waits(Obstacle),
     /// The application sends no more.
     Ended,
     /// The application, or its host, reset the connection.
@@ -41,6 +39,12 @@ impl<T> Relay<T> {
             Failover::Flowing | Failover::Repeating => {}
             Failover::Replaying { .. } => {
                 let posted = smc.replay(self.id, turn);
+                let link = turn.links.by_id(smc.link).filter(|_| posted == Some(0));
+                if let Some(obstacle) = link.and_then(|link| link.obstacle(turn.pool)) {
+                    // Not before those who came earlier, and not after those who come later.
+                    self.wait_for_link(turn, obstacle);
+                    return Outcome::Rests;
+                }
                 if posted.is_some() {
                     // More bytes to write again or new ones follow, then the message about them.
                     turn.work.queue_fill(&mut self.queued);
@@ -77,8 +81,8 @@ impl<T> Relay<T> {
                     turn.work.queue_fill(&mut self.queued);
                 }
             }
-            Filled::Waits => {
-                turn.work.queue_fill(&mut self.queued);
+            Filled::Waits(obstacle) => {
+                self.wait_for_link(turn, obstacle);
                 return Outcome::Rests;
             }
             Filled::Ended => {
@@ -91,6 +95,19 @@ impl<T> Relay<T> {
             Filled::Reset => return self.reset(turn, Ending::ResetByApplication),
         }
         Outcome::Moved
+    }
+
+    /// Waits until the link takes more, and counts that once.
+    fn wait_for_link<S>(&mut self, turn: &mut Turn<'_, S>, obstacle: Obstacle) {
+        let link = self.far.smc().link;
+        if let Some(slot) = self.queued.wait_for(link) {
+            turn.links.wait_for(link, slot);
+            match obstacle {
+                Obstacle::Queue => turn.counters.blocked_on_queue.add(1),
+                Obstacle::Share => turn.counters.blocked_on_share.add(1),
+                Obstacle::Pool => turn.counters.blocked_on_pool.add(1),
+            }
+        }
     }
 
     /// Reads the near socket once more after a read that stopped before an urgent byte, or before
@@ -109,7 +126,7 @@ impl<T> Relay<T> {
                 (near.failed, near.readable, near.told) = (true, true, true);
                 Filled::Posted { more: true }
             }
-            Filled::Rests | Filled::Waits => Filled::Posted { more: true },
+            Filled::Rests | Filled::Waits(_) => Filled::Posted { more: true },
             posted @ Filled::Posted { .. } => posted,
         }
     }
@@ -175,9 +192,8 @@ impl<T> Relay<T> {
         let Some(link) = turn.links.by_id(smc.link).filter(|link| !link.broken) else {
             return Filled::Rests;
         };
-        if let Some(obstacle) = obstacle(link, turn.pool, turn.counters) {
-            obstacle.add(1);
-            return Filled::Waits;
+        if let Some(obstacle) = link.obstacle(turn.pool) {
+            return Filled::Waits(obstacle);
         }
         // The event that made it readable has been served by an earlier read.
         let Some(ahead) = ahead(turn.streams, near) else { return Filled::Rests };
@@ -191,10 +207,7 @@ impl<T> Relay<T> {
             turn.streams.read(&near.stream, room)
         });
         match filled {
-            None => {
-                turn.counters.blocked_on_pool.add(1);
-                Filled::Waits
-            }
+            None => Filled::Waits(Obstacle::Pool),
             Some(Err(error)) => {
                 near.readable = false;
                 if is_reset(&error) { Filled::Reset } else { Filled::Rests }
@@ -245,17 +258,6 @@ impl<T> Relay<T> {
                 Filled::Rests
             }
         }
-    }
-}
-
-/// The counter of what keeps new data off a link for now; none if nothing does.
-fn obstacle<'a>(link: &Link, pool: &SendPool, counters: &'a Counters) -> Option<&'a Counter> {
-    if link.budget < WORK_PER_FLUSH {
-        Some(&counters.blocked_on_queue)
-    } else if !pool.is_fair(link.lent) {
-        Some(&counters.blocked_on_share)
-    } else {
-        None
     }
 }
 

@@ -29,18 +29,11 @@ impl Smc {
                 room.copy_in(&bytes[..room.len()]);
                 Ok::<_, Infallible>(room.len())
             });
-            let Some(filled) = filled else {
-                turn.counters.blocked_on_pool.add(1);
-                break;
-            };
-            let Ok(lease) = filled;
+            let Some(Ok(lease)) = filled else { break };
             let lease = lease.expect("the rest is never empty");
             posted += lease.len();
             self.connection.replayed(lease.len());
             self.write(link, lease, head.start, Request::Replay(id));
-        }
-        if link.budget < WORK_PER_FLUSH {
-            turn.counters.blocked_on_queue.add(1);
         }
         turn.counters.bytes_replayed.add(posted.into());
         Some(posted)
