@@ -439,6 +439,37 @@ fn a_full_pool_delays_what_is_repeated() {
     assert!(delayed > 0, "the pool was never full");
 }
 
+/// Nothing but room in the send pool lets them go on who have something to repeat: neither their
+/// applications nor their peers say more.
+#[test]
+fn what_is_repeated_waits_for_room_by_itself() {
+    let mut repeated = 0;
+    for seed in 0..10 {
+        let sizes = Sizes { send_chunks: 3, ..TWO };
+        let (mut cluster, [first, _], connections) = two_links(seed, Odds::MALICIOUS, sizes, 40);
+        let mut residents: Vec<_> = (0..20).map(|_| cluster.connect(Transport::Smc)).collect();
+        // Two links that take all of the memory of their poller together.
+        cluster.add_link_between([1, 1]);
+        residents.extend((0..20).map(|_| cluster.connect(Transport::Smc)));
+        write_both_ways(&mut cluster, &residents, 500 * KIB);
+        let_run(&mut cluster, 100);
+        for connection in &connections {
+            cluster.application(Client, *connection).write(8 * KIB);
+            cluster.application(Client, *connection).act();
+        }
+        for _ in 0..30 {
+            cluster.turn_at(Client, 0);
+        }
+        cluster.break_this(first);
+        cluster.run_until_quiet();
+        for connection in &connections {
+            assert_eq!(cluster.application(Server, *connection).received(), 8 * KIB as u64);
+        }
+        repeated += cluster.hosts[0].counters_of(1).bytes_replayed.get();
+    }
+    assert!(repeated > 0, "nothing was on its way");
+}
+
 /// The rendezvous ends when its link is gone already: the connection follows the others.
 // RFC 7609 2.3 #3: move connections of a failed link
 // RFC 7609 3.5.2.4 #5: keep data that precedes Confirm
