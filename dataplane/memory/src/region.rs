@@ -81,15 +81,36 @@ impl Placer {
         &self.region
     }
 
-    /// Copies `bytes`, at least one, to `at` bytes into the region.
+    /// Copies `bytes`, at least one, to `at` bytes into the region, and counts them.
     ///
     /// # Panics
     ///
     /// If the range leaves the region. Callers have checked what peers sent; this is our bug.
     pub fn place(&self, at: usize, bytes: &[u8]) {
+        let piece = self.copy_in(at, bytes);
+        self.count(piece, u32::try_from(bytes.len()).expect("a packet's payload"));
+    }
+
+    /// Copies as [`place`](Self::place) does, and leaves it to the caller to
+    /// [count](Self::count) the bytes, before anybody hears of them. Returns in which piece of the
+    /// region they begin. A count waits until all that was stored before it has left the
+    /// processor's store buffer, so that one for each packet of a train takes as long as the copy.
+    ///
+    /// # Panics
+    ///
+    /// As [`place`](Self::place).
+    pub fn copy_in(&self, at: usize, bytes: &[u8]) -> usize {
         self.region.copy_in(at, bytes);
-        let count = u32::try_from(bytes.len()).expect("a packet's payload");
-        self.placed[at / PIECE].fetch_add(count, Ordering::Relaxed);
+        at / PIECE
+    }
+
+    /// Counts so many bytes that were [copied](Self::copy_in) to one piece of the region.
+    ///
+    /// # Panics
+    ///
+    /// If the region has no such piece.
+    pub fn count(&self, piece: usize, bytes: u32) {
+        self.placed[piece].fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Gives `pages` back to the host if exactly `expected` bytes, modulo 2^32, were ever placed in

@@ -1,5 +1,6 @@
 //! The poller's table of rkeys, which says what memory peers may write.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -19,6 +20,16 @@ pub(super) struct Keys {
     index: Index<usize>,
     /// Finds the slot by the address of the region. Of several keys for one region, it finds one.
     homes: HashMap<u64, usize, BuildHasherDefault<Spread>>,
+    /// What was placed last, and is not counted yet.
+    uncounted: Cell<Uncounted>,
+}
+
+/// Bytes that were placed in one piece of the region of one key.
+#[derive(Clone, Copy, Debug, Default)]
+struct Uncounted {
+    slot: usize,
+    piece: usize,
+    bytes: u32,
 }
 
 /// A hash table whose keys we chose at random, so that it needs no protection against collisions.
@@ -49,11 +60,17 @@ impl Keys {
             free: Vec::with_capacity(KEYS_MAX),
             index: Index::with_capacity_and_hasher(KEYS_MAX, BuildHasherDefault::default()),
             homes: HashMap::with_capacity_and_hasher(KEYS_MAX, BuildHasherDefault::default()),
+            uncounted: Cell::default(),
         }
     }
 
     /// Applies the changes that the control thread has queued.
+    ///
+    /// # Panics
+    ///
+    /// If bytes were placed that are not [counted](Self::count).
     pub(super) fn catch_up(&mut self, shared: &Shared) {
+        assert_eq!(self.uncounted.get().bytes, 0, "their key may be closed");
         while let Some(change) = shared.pop() {
             match change {
                 KeyUpdate::Open { rkey, domain, placer, address } => {
@@ -94,7 +111,8 @@ impl Keys {
         self.find(hint, domain, reth, reth.len as usize).map(drop)
     }
 
-    /// Places `bytes` where `reth` says.
+    /// Places `bytes` where `reth` says. The caller [counts](Self::count) them when it has placed
+    /// all that came with them.
     ///
     /// # Errors
     ///
@@ -107,8 +125,24 @@ impl Keys {
         bytes: &[u8],
     ) -> Result<(), Denied> {
         let (placer, at) = self.find(hint, domain, reth, bytes.len())?;
-        placer.place(at, bytes);
+        let (slot, piece) = (hint.0, placer.copy_in(at, bytes));
+        let mut uncounted = self.uncounted.get();
+        if (uncounted.slot, uncounted.piece) != (slot, piece) {
+            self.count();
+            uncounted = Uncounted { slot, piece, bytes: 0 };
+        }
+        uncounted.bytes += u32::try_from(bytes.len()).expect("a packet's payload");
+        self.uncounted.set(uncounted);
         Ok(())
+    }
+
+    /// Counts what was placed, before anybody hears of it.
+    pub(super) fn count(&self) {
+        let Uncounted { slot, piece, bytes } = self.uncounted.take();
+        if bytes > 0 {
+            let key = self.slots[slot].as_ref().expect("keys are closed when all is counted");
+            key.placer.count(piece, bytes);
+        }
     }
 
     /// Gives the memory of an element back to the host; see [`crate::Fabric::relinquish`].
@@ -238,6 +272,7 @@ mod tests {
         let write = |keys: &Keys, rkey| {
             let reth = Reth { address: 0, rkey, len: 4 };
             keys.place(&mut Hint::default(), OURS, reth, &[9; 4]).unwrap();
+            keys.count();
         };
         assert_eq!(keys.relinquish(&mut element, 0), 0, "no key at all");
         keys.open(key(Rkey(7)));
@@ -259,5 +294,33 @@ mod tests {
         element.touch(0..4);
         assert_eq!(keys.relinquish(&mut element, 12), 0);
         keys.close(Rkey(7));
+    }
+
+    /// What comes in one train is counted together, for each element by itself: they are given back
+    /// when all that was placed in them is known, and not before.
+    #[test]
+    fn what_is_placed_for_several_elements_is_counted_for_each() {
+        let mut keys = Keys::new();
+        let mut elements = Vec::new();
+        for rkey in [7, 8] {
+            let region = Region::new(32_768).unwrap();
+            let placer = region.placer();
+            keys.open(Key { rkey: Rkey(rkey), domain: OURS, placer, address: 0 });
+            let mut rmb = Rmb::carve(region, RmbeSize::from_notation(0));
+            elements.extend([(); 2].map(|()| rmb.take().unwrap()));
+        }
+        let mut hint = Hint::default();
+        for (element, len) in [(0, 100), (0, 30), (1, 9), (0, 1), (2, 50), (3, 8), (3, 7), (2, 2)] {
+            let address = 16_384 * (element % 2);
+            let reth = Reth { address, rkey: Rkey(if element < 2 { 7 } else { 8 }), len };
+            keys.place(&mut hint, OURS, reth, &[9; 100][..len as usize]).unwrap();
+        }
+        elements.iter_mut().for_each(|element| element.touch(0..100));
+        assert_eq!(keys.relinquish(&mut elements[2], 52), 0, "not counted yet");
+        keys.count();
+        for (element, placed) in elements.iter_mut().zip([131, 9, 52, 15]) {
+            assert_eq!(keys.relinquish(element, placed - 1), 0, "{placed}");
+            assert_eq!(keys.relinquish(element, placed), 4_096, "{placed}");
+        }
     }
 }
