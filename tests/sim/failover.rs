@@ -443,7 +443,7 @@ fn a_full_pool_delays_what_is_repeated() {
 /// applications nor their peers say more.
 #[test]
 fn what_is_repeated_waits_for_room_by_itself() {
-    let mut repeated = 0;
+    let (mut repeated, mut waited) = (0, 0);
     for seed in 0..10 {
         let sizes = Sizes { send_chunks: 3, ..TWO };
         let (mut cluster, [first, _], connections) = two_links(seed, Odds::MALICIOUS, sizes, 40);
@@ -465,9 +465,12 @@ fn what_is_repeated_waits_for_room_by_itself() {
         for connection in &connections {
             assert_eq!(cluster.application(Server, *connection).received(), 8 * KIB as u64);
         }
-        repeated += cluster.hosts[0].counters_of(1).bytes_replayed.get();
+        let counters = cluster.hosts[0].counters_of(1);
+        repeated += counters.bytes_replayed.get();
+        waited += counters.blocked_on_pool.get();
     }
     assert!(repeated > 0, "nothing was on its way");
+    assert!(waited > 0, "the pool was never full");
 }
 
 /// The rendezvous ends when its link is gone already: the connection follows the others.

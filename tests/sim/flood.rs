@@ -7,10 +7,10 @@ use smcr_engine::limits::{
 };
 use smcr_rnic::sim::Odds;
 
-use crate::KIB;
 use crate::cluster::{Cluster, Side, Transport};
 use crate::foreign::{LINK, Stage};
 use crate::host::Sizes;
+use crate::{KIB, MIB};
 
 /// A peer that talks about links faster than anybody can listen, while the control thread is busy
 /// with others, gets no memory for it: it loses its link. What an honest peer says is kept.
@@ -85,6 +85,28 @@ fn a_peer_that_takes_nothing_in_has_a_share_of_the_send_pool() {
     assert!(put_off > 0, "there was more for it than its share");
     // With thousands that wait, a turn that asked each of them took half a millisecond.
     assert!(put_off <= stuck.len() as u64, "each was put off once, and then waited: {put_off}");
+}
+
+/// Who waits for room in the send pool keeps its place, although its application says more all the
+/// time: it had lost it by each event, and got nothing while others had something for the link.
+#[test]
+fn who_waits_for_room_keeps_its_place_when_more_comes() {
+    let sizes = Sizes { send_chunks: 2, ..Sizes::USUAL };
+    let mut cluster = Cluster::new(1, Odds::CALM, sizes);
+    let crowd: Vec<usize> = (0..60).map(|_| cluster.connect(Transport::Smc)).collect();
+    let trickling = cluster.connect(Transport::Smc);
+    for number in &crowd {
+        cluster.application(Side::Client, *number).write(MIB);
+    }
+    for _ in 0..600 {
+        cluster.application(Side::Client, trickling).write(10);
+        cluster.step();
+        cluster.pass_time();
+    }
+    let received = cluster.application(Side::Server, trickling).received();
+    assert!(received >= 3_000, "it got {received} bytes through of 6,000");
+    let put_off = cluster.host(Side::Client).sum(|counters| counters.blocked_on_share.get());
+    assert!(put_off > 1_000, "there was room for all: {put_off}");
 }
 
 /// What slow readers have not taken waits on the heap of their poller, 128 KiB for each connection

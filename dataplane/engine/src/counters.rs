@@ -113,8 +113,8 @@ counters! {
     blocked_on_pool: count,
     /// Times that a connection had to wait because its link had its share of the send chunks.
     blocked_on_share: count,
-    /// Times that a connection, or messages that were due, had to wait because the send queue of the
-    /// link was full.
+    /// Times that a connection had to wait because the send queue of its link was full, and turns
+    /// in which messages that were due had to.
     blocked_on_queue: count,
     /// Drains cut short because the near socket took no more.
     blocked_on_socket: count,

@@ -59,6 +59,7 @@ pub mod stages;
 pub mod streams;
 mod sync;
 mod turn;
+mod waiting;
 mod waits;
 
 pub use handoff::{Command, ConnectionId, Established, GroupId, LinkId, LlcBytes, Report};

@@ -10,6 +10,7 @@ use smcr_rnic::{QpId, Tag, Work};
 
 use crate::limits::{LINKS_PER_POLLER_MAX, WORK_PER_FLUSH};
 use crate::names::{Activity, GroupId, LinkId, LlcBytes, Unheard};
+use crate::waiting::Waiting;
 
 /// One link.
 #[derive(Debug)]
@@ -42,9 +43,8 @@ pub(crate) struct Link {
     pub(crate) budget: usize,
     /// Bytes of new data in work requests that have not completed.
     pub(crate) lent: u64,
-    /// The slots of connections that wait until the link takes more new data, the one that has
-    /// waited longest first. Some may have gone on, or be over.
-    waiting: VecDeque<u16>,
+    /// Who waits until the link takes more new data.
+    waiting: Waiting,
     /// Work requests that the queue pair takes while none is under way.
     depth: usize,
     /// It stands in the list of busy links.
@@ -65,6 +65,8 @@ pub(crate) struct Links {
     busy: Vec<usize>,
     /// How many wait, for any link.
     waiting: usize,
+    /// Which of the busy links is the first whose waiting connections go on in this turn.
+    first: usize,
 }
 
 /// Finds places by names. Peers do not choose these names, so collisions need no protection.
@@ -104,7 +106,7 @@ impl Links {
             sends: Vec::new(),
             budget,
             lent: 0,
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             depth: budget,
             busy: false,
         });
@@ -143,28 +145,28 @@ impl Links {
     /// If there is no such link.
     pub(crate) fn wait_for(&mut self, id: LinkId, slot: u16) {
         let link = self.by_id(id).expect("who waits has found it");
-        link.waiting.push_back(slot);
-        self.waiting += 1;
+        let is_new = link.waiting.push(slot);
+        self.waiting += usize::from(is_new);
     }
 
-    /// The connection that has waited longest for a link that takes more, and the link. Looks at
-    /// the busy links from number `from` on, and notes there where the next search begins.
+    /// The connection that has waited longest for a link that takes more, and the link. `passed`
+    /// counts the busy links that have nothing more in this turn. Each turn begins with another
+    /// one, so that the same link does not always have what little the pool has.
     pub(crate) fn next_waiting(
         &mut self,
-        from: &mut usize,
+        passed: &mut usize,
         pool: &SendPool,
     ) -> Option<(LinkId, u16)> {
-        while self.waiting > 0
-            && let Some(at) = self.busy.get(*from)
-        {
-            let link = self.slots[*at].as_mut().expect("what is busy is there");
+        while self.waiting > 0 && *passed < self.busy.len() {
+            let at = self.busy[self.first.wrapping_add(*passed) % self.busy.len()];
+            let link = self.slots[at].as_mut().expect("what is busy is there");
             if link.obstacle(pool).is_none()
-                && let Some(slot) = link.waiting.pop_front()
+                && let Some(slot) = link.waiting.pop()
             {
                 self.waiting -= 1;
                 return Some((link.id, slot));
             }
-            *from += 1;
+            *passed += 1;
         }
         None
     }
@@ -216,8 +218,9 @@ impl Links {
         })
     }
 
-    /// Takes links without unfinished work off the list of busy ones.
+    /// Takes links without unfinished work off the list of busy ones, at the end of a turn.
     pub(crate) fn rest(&mut self) {
+        self.first = self.first.wrapping_add(1);
         let slots = &mut self.slots;
         self.busy.retain(|at| {
             let link = slots[*at].as_mut().expect("what is busy is there");
@@ -314,8 +317,8 @@ mod tests {
         assert_eq!(links.busy().count(), 1, "it is to go");
     }
 
-    /// Of all that wait, only those are looked at for whom there is room, in the order in which they
-    /// came to their link. A link for which somebody waits is not forgotten.
+    /// Of all that wait, only those are looked at for whom there is room, in the order in which
+    /// they came to their link. A link for which somebody waits is not forgotten.
     #[test]
     fn those_who_wait_go_on_as_far_as_there_is_room() {
         let mut pool = SendPool::new(Region::new(65_536).unwrap(), 4_096);
@@ -351,6 +354,23 @@ mod tests {
         links.wait_for(LinkId(1_000), 8);
         links.remove(LinkId(1_000)).unwrap();
         assert!(!links.may_go_on(&pool) && links.next_waiting(&mut 0, &pool).is_none());
+    }
+
+    /// Where the pool has little, the same link does not always come first.
+    #[test]
+    fn links_take_turns_in_whose_connections_go_on_first() {
+        let pool = SendPool::new(Region::new(65_536).unwrap(), 4_096);
+        let mut links = links(2);
+        for slot in 0..4 {
+            links.wait_for(LinkId(1_000), slot);
+            links.wait_for(LinkId(1_001), slot);
+        }
+        let mut next_turn = || {
+            let (link, _) = links.next_waiting(&mut 0, &pool).unwrap();
+            links.rest();
+            link.0
+        };
+        assert_eq!([(); 4].map(|()| next_turn()), [1_000, 1_001, 1_000, 1_001]);
     }
 
     /// A place that is used again must not be taken for the link that had it before.

@@ -322,7 +322,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
         let slots = self.work.take(List::Fill);
         // Those come first that waited for room. What they leave is for the next turn.
         let mut moved = self.resume_waiting(now);
-        moved |= self.work_off(now, slots, |relay, turn| relay.fill(turn));
+        moved |= self.work_off(now, slots, |relay, turn| match relay.queued.was_resumed() {
+            true => Outcome::Rests,
+            false => relay.fill(turn),
+        });
         moved | self.resume_paced(now)
     }
 
@@ -330,10 +333,10 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     /// that wait, a turn looks at those alone for which there is room.
     fn resume_waiting(&mut self, now: Instant) -> bool {
         let mut moved = false;
-        let mut from = 0;
-        while let Some((link, slot)) = self.links.next_waiting(&mut from, &self.pool) {
+        let mut passed = 0;
+        while let Some((link, slot)) = self.links.next_waiting(&mut passed, &self.pool) {
             let Some((relay, mut turn)) = self.open(now, slot) else { continue };
-            if relay.queued.is_next_on(link) {
+            if relay.queued.resume(link) {
                 let outcome = relay.fill(&mut turn);
                 moved |= self.conclude(now, slot, outcome);
             }

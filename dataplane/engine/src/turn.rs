@@ -51,6 +51,8 @@ pub(crate) struct Queued {
     /// The link among whose waiting connections it stands. It may stand among those of others as
     /// well, where it does not count any more.
     waits_for: Option<LinkId>,
+    /// It was filled because its link took more, before its turn in the list that is worked off.
+    resumed: bool,
 }
 
 /// One of the lists.
@@ -110,24 +112,32 @@ impl WorkLists {
 impl Queued {
     /// A connection that stands in no list.
     pub(crate) fn nowhere(slot: u16) -> Self {
-        Self { slot, drain: false, fill: false, flush: false, waits_for: None }
+        Self { slot, drain: false, fill: false, flush: false, waits_for: None, resumed: false }
     }
 
     /// The connection waits until its link takes more. Returns its slot, which the link is to note,
-    /// unless it waits there already.
+    /// unless it waits for it already.
     pub(crate) fn wait_for(&mut self, link: LinkId) -> Option<u16> {
         let before = self.waits_for.replace(link);
         (before != Some(link)).then_some(self.slot)
     }
 
     /// The connection is the next one of those that wait for a link. Returns whether it is to be
-    /// filled: not if it went on elsewhere, nor if it has its turn anyway.
-    pub(crate) fn is_next_on(&mut self, link: LinkId) -> bool {
+    /// filled: not if it went on elsewhere.
+    pub(crate) fn resume(&mut self, link: LinkId) -> bool {
         let waits = self.waits_for == Some(link);
         if waits {
             self.waits_for = None;
+            // Something has happened to it meanwhile. Its turn for that comes behind all who wait,
+            // when there may be no more room.
+            self.resumed = self.fill;
         }
-        waits && !self.fill
+        waits
+    }
+
+    /// Whether the turn that it has now has been used when its link took more.
+    pub(crate) fn was_resumed(&mut self) -> bool {
+        std::mem::take(&mut self.resumed)
     }
 
     /// Whether it will be filled in this turn or the next one.
@@ -174,8 +184,9 @@ mod tests {
         assert_eq!((work.take(List::Fill), work.take(List::Drain)), (vec![7], vec![7]));
         assert!(!work.is_left() && work.take(List::Flush).is_empty());
     }
-    /// Who waits for a link is noted there once, and filled once when the link takes more: not in
-    /// addition to the turn that an event gave it, and not for a link that it has left.
+
+    /// Who waits for a link is noted there once, and filled once when the link takes more, before
+    /// all others: an event that came meanwhile neither takes its place away nor gives it two.
     #[test]
     fn who_waits_for_a_link_has_one_turn_when_it_takes_more() {
         let mut work = WorkLists::default();
@@ -183,18 +194,24 @@ mod tests {
         let (one, other) = (LinkId(1), LinkId(2));
         assert_eq!(queued.wait_for(one), Some(7));
         assert_eq!(queued.wait_for(one), None, "it is noted there");
-        assert!(queued.is_next_on(one));
-        assert!(!queued.is_next_on(one), "it does not wait any more");
+        assert!(queued.resume(one));
+        assert!(!queued.resume(one), "it does not wait any more");
+        assert!(!queued.was_resumed(), "it stands in no list");
 
         assert_eq!(queued.wait_for(one), Some(7));
         work.queue_fill(&mut queued);
-        assert!(!queued.is_next_on(one), "it has its turn anyway");
         assert_eq!(work.take(List::Fill), [7]);
+        assert!(queued.resume(one));
         queued.take_out(List::Fill);
-        assert_eq!(queued.wait_for(one), Some(7), "it may wait again after that turn");
+        work.queue_fill(&mut queued);
+        assert!(queued.was_resumed(), "its place in the list has been used");
+        assert!(queued.is_in_fill(), "it has one in the next list");
+        assert_eq!(work.take(List::Fill), [7]);
+        assert!(!queued.was_resumed());
 
+        assert_eq!(queued.wait_for(one), Some(7));
         assert_eq!(queued.wait_for(other), Some(7), "it went on over another link");
-        assert!(!queued.is_next_on(one));
-        assert!(queued.is_next_on(other));
+        assert!(!queued.resume(one));
+        assert!(queued.resume(other));
     }
 }

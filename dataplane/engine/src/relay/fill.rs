@@ -41,7 +41,7 @@ impl<T> Relay<T> {
                 let posted = smc.replay(self.id, turn);
                 let link = turn.links.by_id(smc.link).filter(|_| posted == Some(0));
                 if let Some(obstacle) = link.and_then(|link| link.obstacle(turn.pool)) {
-                    // Not before those who came earlier, and not after those who come later.
+                    // Like others: whoever asked in every turn would have the room before them.
                     self.wait_for_link(turn, obstacle);
                     return Outcome::Rests;
                 }
@@ -50,10 +50,7 @@ impl<T> Relay<T> {
                     turn.work.queue_fill(&mut self.queued);
                     turn.work.queue_flush(&mut self.queued);
                 }
-                return match posted {
-                    None | Some(0) => Outcome::Rests,
-                    Some(_) => Outcome::Moved,
-                };
+                return if posted.is_some() { Outcome::Moved } else { Outcome::Rests };
             }
             // It may write again on the new link, after the message with the F flag.
             Failover::Leaving { .. } | Failover::Validating { .. } | Failover::Lost { .. } => {
@@ -206,18 +203,17 @@ impl<T> Relay<T> {
             room_bytes = room.len();
             turn.streams.read(&near.stream, room)
         });
-        match filled {
-            None => Filled::Waits(Obstacle::Pool),
-            Some(Err(error)) => {
+        match filled.expect("without an obstacle, the pool has room") {
+            Err(error) => {
                 near.readable = false;
                 if is_reset(&error) { Filled::Reset } else { Filled::Rests }
             }
-            Some(Ok(None)) if near.told || turn.streams.is_to_reset(&near.stream) => Filled::Reset,
-            Some(Ok(None)) => {
+            Ok(None) if near.told || turn.streams.is_to_reset(&near.stream) => Filled::Reset,
+            Ok(None) => {
                 near.eof = true;
                 Filled::Ended
             }
-            Some(Ok(Some(lease))) => {
+            Ok(Some(lease)) => {
                 let len = lease.len();
                 note_read(near, ahead, len as usize, room_bytes);
                 // Bytes behind an urgent byte wait until the peer has consumed that byte, not for
