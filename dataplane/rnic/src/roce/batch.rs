@@ -142,13 +142,15 @@ pub(super) struct Batch {
     gone: usize,
 }
 
-/// Room for one packet.
+/// Room for one packet, or for several of one length.
 #[derive(Debug)]
 pub(super) struct Slot<'a> {
-    /// The buffer to build it in. It still holds old bytes.
+    /// The buffer to build them in, one behind the other. It still holds old bytes.
     pub(super) bytes: &'a mut [u8],
-    /// The identification that its IP header will have.
+    /// The identification that the IP header of the first will have. The others have the next ones.
     pub(super) identification: u16,
+    /// How many there are.
+    pub(super) count: usize,
 }
 
 impl Batch {
@@ -175,7 +177,19 @@ impl Batch {
         len: usize,
         segments_max: usize,
     ) -> Option<Slot<'_>> {
-        assert!(0 < len && len <= PACKET_MAX);
+        self.slots(to, len, 1, segments_max)
+    }
+
+    /// Reserves room for the next packets, of `len` bytes each, as many as one run takes and `most`
+    /// at most, of which there is at least one. Returns `None` if the batch must be flushed first.
+    pub(super) fn slots(
+        &mut self,
+        to: Destination,
+        len: usize,
+        most: usize,
+        segments_max: usize,
+    ) -> Option<Slot<'_>> {
+        assert!(0 < len && len <= PACKET_MAX && most > 0);
         let joins = self.joins(to, len, segments_max);
         if !joins {
             // A batch is flushed when half of the buffer is used, so that the packets are sent
@@ -189,12 +203,16 @@ impl Batch {
             self.runs.push(Run { target, number, reacts, range, segment_len: len, segments: 0 });
         }
         let run = self.runs.last_mut().expect("a run was joined or pushed above");
+        // A shorter packet ends its run.
+        let segments = if len < run.segment_len { 1 } else { segments_max.min(SEGMENTS_MAX) };
+        let room = (RUN_LEN_MAX - run.range.len()).min(self.bytes.len() - self.used) / len;
+        let count = most.min(room).min(segments.saturating_sub(run.segments)).max(1);
         let identification = u16::try_from(run.segments).expect("a run is short");
-        run.segments += 1;
+        run.segments += count;
         let start = self.used;
-        self.used += len;
+        self.used += count * len;
         run.range.end = self.used;
-        Some(Slot { bytes: &mut self.bytes[start..self.used], identification })
+        Some(Slot { bytes: &mut self.bytes[start..self.used], identification, count })
     }
 
     /// Whether a packet of `len` bytes to this queue pair can be appended to the last run.
@@ -347,6 +365,27 @@ mod tests {
         let mut batch = Batch::new();
         fill(&mut batch, &[(1, 4128); 16]);
         assert_eq!(shape(&batch), [(15, 61_920), (1, 4128)]);
+    }
+
+    /// As many as one run takes, and as the buffer has room for.
+    #[test]
+    fn packets_of_one_length_get_their_room_at_once() {
+        let mut batch = Batch::new();
+        let mut slots = |host, len, most, segments_max| {
+            let slot = batch.slots(peer(host), len, most, segments_max)?;
+            assert_eq!(slot.bytes.len(), slot.count * len);
+            Some((slot.identification, slot.count))
+        };
+        assert_eq!(slots(1, 60, 30, SEGMENTS_MAX), Some((0, 30)));
+        assert_eq!(slots(1, 60, 99, SEGMENTS_MAX), Some((30, 34)), "a run has 64");
+        assert_eq!(slots(1, 60, 99, SEGMENTS_MAX), Some((0, 64)));
+        assert_eq!(slots(1, 60, 3, 1), Some((0, 1)), "they leave alone");
+        assert_eq!(slots(2, 60, 3, 2), Some((0, 2)));
+        assert_eq!(slots(2, 40, 3, 3), Some((2, 1)), "a shorter one ends its run");
+        assert_eq!(slots(3, 4128, 99, SEGMENTS_MAX), Some((0, 15)), "a run has 65,507 bytes");
+        assert_eq!(slots(3, 4128, 99, SEGMENTS_MAX), None, "half of the buffer is used");
+        let shape = shape(&batch);
+        assert_eq!(shape, [(64, 3840), (64, 3840), (1, 60), (3, 160), (15, 61_920)]);
     }
 
     #[test]

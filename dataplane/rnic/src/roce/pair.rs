@@ -295,13 +295,18 @@ impl Pair {
             while *budget > 0
                 && let Some(packet) = next
             {
-                let Some(slot) = batch.slot(self.destination(), packet.len(), segments_max) else {
+                let (to, alike) = (self.destination(), self.requester.alike(packet, *budget));
+                let Some(slot) = batch.slots(to, packet.len(), alike, segments_max) else {
                     return Filled::BatchFull;
                 };
-                *budget -= 1;
-                next = self.requester.build(now, packet, *budget == 0, slot.bytes, counters);
+                *budget -= slot.count;
+                // While the caches still hold it.
+                let seal = |index, bytes: &mut [u8]| {
+                    self.flow.seal(slot.identification + index, bytes);
+                };
+                let (bytes, last) = (&mut *slot.bytes, *budget == 0);
+                next = self.requester.build(now, packet, last, bytes, counters, seal);
                 is_dense = slot.bytes[0] == DENSE;
-                self.flow.seal(slot.identification, slot.bytes);
                 occasion = Occasion::WithData;
             }
         }

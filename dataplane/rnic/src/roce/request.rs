@@ -38,6 +38,16 @@ pub(super) struct Place {
     pub(super) packet: u32,
 }
 
+impl Place {
+    /// The place `count` packets behind this one, in the same request. What is before it is not
+    /// counted anew.
+    pub(super) fn behind(self, count: u16) -> Self {
+        let sequence = self.mark.sequence + u64::from(count);
+        let mark = Mark { sequence, ..self.mark };
+        Self { mark, packet: self.packet + u32::from(count), ..self }
+    }
+}
+
 /// A work request in the send queue.
 #[derive(Debug)]
 pub(super) struct Request {

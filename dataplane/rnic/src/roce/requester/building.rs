@@ -35,13 +35,34 @@ impl Next {
 }
 
 impl Requester {
-    /// Builds `packet`, which [`next`](Self::next) has just returned, without its ICRC, and counts
-    /// it as sent. `last` says that no other packet follows in this burst. Returns the packet
-    /// behind it, if one may be sent now.
+    /// How many packets may leave one behind the other that are as long as `packet`, which
+    /// [`next`](Self::next) has just returned, and that is the first of them; `most` at most, which
+    /// is not zero. Only the last one asks, if any does.
+    pub(in super::super) fn alike(&self, packet: Next, most: usize) -> usize {
+        let Next::Packets(1, _) = packet else { return 1 };
+        let Place { request, packet, mark } = self.next;
+        let request = &self.queue[request];
+        // The last one of the request may be shorter, or share its packet with others.
+        let full = request.packets - packet - 1;
+        if full < 2 || self.is_asking() {
+            return 1;
+        }
+        let in_flight = mark.cost - self.oldest.mark.cost;
+        let room = u64::from(self.congestion.window()).saturating_sub(in_flight);
+        let fits = room.div_ceil(u64::from(request.payload_len(packet) + PACKET_COST));
+        let fits = u32::try_from(fits).unwrap_or(u32::MAX);
+        let count = full.min(fits).min(UNASKED_MAX - self.unasked) as usize;
+        count.min(most).max(1)
+    }
+
+    /// Builds `packet`, which [`next`](Self::next) has just returned, and those behind it that are
+    /// [alike](Self::alike), as many as `out` has room for, and counts them as sent. `seal` gets
+    /// each, with its index, to write the ICRC. `last` says that no other packet follows in this
+    /// burst. Returns the packet behind them, if one may be sent now.
     ///
     /// # Panics
     ///
-    /// If `out` has another length.
+    /// If `out` is not as long as packets that are alike.
     pub(in super::super) fn build(
         &mut self,
         now: Instant,
@@ -49,28 +70,48 @@ impl Requester {
         last: bool,
         out: &mut [u8],
         counters: &mut Counters,
+        mut seal: impl FnMut(u16, &mut [u8]),
     ) -> Option<Next> {
-        assert_eq!(out.len(), packet.len());
-        let count = match packet {
-            Next::Packets(count, _) => count,
+        let alike = out.len() / packet.len();
+        assert!(alike > 0 && out.len() == alike * packet.len());
+        let parts = match packet {
+            Next::Packets(parts, _) => parts,
             Next::Probe(payload) => {
                 self.build_probe(now, payload, out);
+                seal(0, out);
                 counters.path_questions += 1;
                 return self.next(now);
             }
         };
         let first = self.next;
-        (0..count).for_each(|_| self.advance());
-        self.unasked += u32::try_from(count).expect("no more than the send queue has");
+        self.advance();
+        self.pass(alike - 1);
+        (1..parts).for_each(|_| self.advance());
+        self.unasked += u32::try_from(alike * parts).expect("no more than the send queue has");
         let following = self.next(now);
         let ask = last || self.unasked >= UNASKED_MAX || following.is_none();
-        if count == 1 {
-            self.build_one(first, ask, out);
+        if parts == 1 {
+            let mut unsealed = None;
+            for (index, out) in (0..).zip(out.chunks_exact_mut(packet.len())) {
+                let place = first.behind(index);
+                self.build_one(place, ask && usize::from(index) + 1 == alike, out);
+                // One later: what has just been stored cannot be loaded at once in other pieces.
+                if let Some((index, out)) = unsealed.replace((index, out)) {
+                    seal(index, out);
+                }
+            }
+            let (index, out) = unsealed.expect("at least one is alike");
+            seal(index, out);
         } else {
-            counters.packed += count as u64 - 1;
-            self.build_dense(first, count, ask, out);
+            assert_eq!(alike, 1, "dense packets differ");
+            counters.packed += parts as u64 - 1;
+            self.build_dense(first, parts, ask, out);
+            seal(0, out);
         }
-        self.count_sent(now, first.mark.sequence..self.next.mark.sequence, ask, counters);
+        let sequences = first.mark.sequence..self.next.mark.sequence;
+        let repeated = self.sent_end.min(sequences.end).saturating_sub(sequences.start);
+        counters.retransmits += if parts == 1 { repeated } else { repeated.min(1) };
+        self.count_sent(now, sequences, ask);
         // Behind a packet that asks, a probe may have to be sent first.
         if ask { self.next(now) } else { following }
     }
@@ -162,6 +203,17 @@ impl Requester {
         }
     }
 
+    /// Goes on behind so many packets that are [alike](Self::alike), of which none is the last of
+    /// its request.
+    fn pass(&mut self, count: usize) {
+        let Place { mark, request, packet } = &mut self.next;
+        let Some(of) = self.queue.get(*request).filter(|_| count > 0) else { return };
+        let each = u64::from(of.payload_len(*packet)) + u64::from(PACKET_COST);
+        mark.sequence += count as u64;
+        mark.cost += count as u64 * each;
+        *packet += u32::try_from(count).expect("no more than the request has");
+    }
+
     fn build_one(&self, place: Place, ask: bool, out: &mut [u8]) {
         let request = &self.queue[place.request];
         let opcode = request.opcode(place.packet);
@@ -198,16 +250,9 @@ impl Requester {
         head.copy_from_slice(&header.encode());
     }
 
-    /// Counts a packet as sent, in which all with these sequences are, and starts the timers. `ask`
-    /// says that it requests an acknowledgement.
-    fn count_sent(
-        &mut self,
-        now: Instant,
-        sequences: Range<u64>,
-        ask: bool,
-        counters: &mut Counters,
-    ) {
-        counters.retransmits += u64::from(sequences.start < self.sent_end);
+    /// Counts packets as sent, which are alike or share one, and starts the timers. `ask` says that
+    /// the last one requests an acknowledgement.
+    fn count_sent(&mut self, now: Instant, sequences: Range<u64>, ask: bool) {
         if self.sent_end < sequences.end {
             self.sent_end = sequences.end;
             if ask && self.timed.is_none() {

@@ -7,6 +7,7 @@ use super::*;
 use crate::Tag;
 use crate::roce::PACKET_COST;
 
+mod alike;
 mod dense;
 
 const MTU: u32 = 1024;
@@ -59,7 +60,14 @@ impl Bench {
         {
             let mut out = vec![0xaa; packet.len()];
             let last = seen.len() + 1 == max;
-            next = self.requester.build(self.now, packet, last, &mut out, &mut self.counters);
+            next = self.requester.build(
+                self.now,
+                packet,
+                last,
+                &mut out,
+                &mut self.counters,
+                |_, _| {},
+            );
             assert_eq!(next, self.requester.next(self.now), "it is what a new question finds");
             let packet = Packet::parse(&out).unwrap();
             assert_eq!(packet.target, Qpn(9));
@@ -429,7 +437,7 @@ fn every_message_causes_a_solicited_event_and_nothing_else_does() {
     let mut seen = Vec::new();
     while let Some(next) = bench.requester.next(bench.now) {
         let mut out = vec![0; next.len()];
-        bench.requester.build(bench.now, next, false, &mut out, &mut bench.counters);
+        bench.requester.build(bench.now, next, false, &mut out, &mut bench.counters, |_, _| {});
         seen.push((out[0], out[1] & 0x80 != 0));
     }
     let expected = [
@@ -450,7 +458,7 @@ impl Bench {
     fn take_probe(&mut self, oldest: u64) -> u32 {
         let next = self.requester.next(self.now).expect("a probe waits");
         let mut out = vec![0xaa; next.len()];
-        self.requester.build(self.now, next, false, &mut out, &mut self.counters);
+        self.requester.build(self.now, next, false, &mut out, &mut self.counters, |_, _| {});
         let packet = Packet::parse(&out).unwrap();
         assert_eq!(psn::advance(packet.psn, 1), psn::advance(FIRST, oldest));
         assert!(packet.ack_request);
@@ -559,7 +567,7 @@ fn a_message_of_several_packets_keeps_its_packets() {
     for _ in 0..4 {
         let next = bench.requester.next(bench.now).unwrap();
         let mut out = vec![0; next.len()];
-        bench.requester.build(bench.now, next, true, &mut out, &mut bench.counters);
+        bench.requester.build(bench.now, next, true, &mut out, &mut bench.counters, |_, _| {});
     }
     // One of its packets has arrived.
     bench.answer(Syndrome::ACK, 1).unwrap();
@@ -568,7 +576,7 @@ fn a_message_of_several_packets_keeps_its_packets() {
     let mut seen = Vec::new();
     while let Some(next) = bench.requester.next(bench.now) {
         let mut out = vec![0; next.len()];
-        bench.requester.build(bench.now, next, true, &mut out, &mut bench.counters);
+        bench.requester.build(bench.now, next, true, &mut out, &mut bench.counters, |_, _| {});
         let packet = Packet::parse(&out).unwrap();
         seen.push((out[0], psn::distance(FIRST, packet.psn)));
     }

@@ -20,7 +20,7 @@ impl Bench {
         let mut seen = Vec::new();
         while let Some(next) = self.requester.next(self.now) {
             let mut out = vec![0xaa; next.len()];
-            self.requester.build(self.now, next, false, &mut out, &mut self.counters);
+            self.requester.build(self.now, next, false, &mut out, &mut self.counters, |_, _| {});
             assert!(next.len() <= probe_len(self.requester.payload()), "{next:?}");
             let packet = Packet::parse(&out).unwrap();
             let parts = if let Body::Dense(parts) = packet.body {
@@ -73,7 +73,7 @@ fn long_messages_share_no_packet() {
     let mut lens = Vec::new();
     while let Some(next) = bench.requester.next(bench.now) {
         let mut out = vec![0; next.len()];
-        bench.requester.build(bench.now, next, false, &mut out, &mut bench.counters);
+        bench.requester.build(bench.now, next, false, &mut out, &mut bench.counters, |_, _| {});
         lens.push((out[0], next.len()));
     }
     assert_eq!((lens[0].0, lens[1].0, lens[8].0), (WRITE_ONLY, SEND_FIRST, SEND_LAST));
