@@ -30,6 +30,6 @@ pub mod rmb;
 pub mod send_pool;
 mod sync;
 
-pub use region::{Backing, Pinned, Placer, Region};
+pub use region::{Backing, Pinned, Placer, Region, Unfinished};
 pub use rmb::{Rmb, Rmbe};
 pub use send_pool::{Lease, SendPool, Vacant};

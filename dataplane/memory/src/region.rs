@@ -75,6 +75,30 @@ pub struct Placer {
     placed: Arc<[AtomicU32]>,
 }
 
+/// What one [`Placer`] has placed, but for the last bytes and the count.
+///
+/// Where bytes end within a word, those before it are stored as whole words, and those in it wait
+/// for the next ones, which mostly follow: else the word would have to be merged with what is there
+/// (`contested`), and once more when these come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unfinished {
+    /// Where what was placed last ends.
+    end: usize,
+    /// The bytes before that, from the beginning of their word, that are not stored.
+    tail: [u8; WORD],
+    tail_len: usize,
+    /// The piece that is counted, and the bytes since the last count.
+    piece: usize,
+    bytes: u32,
+}
+
+impl Unfinished {
+    /// Whether nothing is left to do.
+    pub fn is_finished(&self) -> bool {
+        self.tail_len == 0 && self.bytes == 0
+    }
+}
+
 impl Placer {
     /// The region.
     pub fn region(&self) -> &Region {
@@ -87,30 +111,76 @@ impl Placer {
     ///
     /// If the range leaves the region. Callers have checked what peers sent; this is our bug.
     pub fn place(&self, at: usize, bytes: &[u8]) {
-        let piece = self.copy_in(at, bytes);
-        self.count(piece, u32::try_from(bytes.len()).expect("a packet's payload"));
+        let mut unfinished = Unfinished::default();
+        self.place_on(&mut unfinished, at, bytes);
+        self.finish(&mut unfinished);
     }
 
-    /// Copies as [`place`](Self::place) does, and leaves it to the caller to
-    /// [count](Self::count) the bytes, before anybody hears of them. Returns in which piece of the
-    /// region they begin. A count waits until all that was stored before it has left the
-    /// processor's store buffer, so that one for each packet of a train takes as long as the copy.
+    /// Places as [`place`](Self::place) does, and leaves to [`finish`](Self::finish) what costs
+    /// more than the copy if it is done for each packet of a train: merging a word with what is
+    /// there, and counting, wait until what was stored before has left the processor's store
+    /// buffer.
     ///
     /// # Panics
     ///
     /// As [`place`](Self::place).
-    pub fn copy_in(&self, at: usize, bytes: &[u8]) -> usize {
-        self.region.copy_in(at, bytes);
-        at / PIECE
+    pub fn place_on(&self, unfinished: &mut Unfinished, at: usize, bytes: &[u8]) {
+        let end = at + bytes.len();
+        assert!(end <= self.region.len(), "{at}+{} of {}", bytes.len(), self.region.len());
+        if unfinished.end != at {
+            self.store_tail(unfinished);
+        }
+        if unfinished.piece != at / PIECE {
+            self.count(unfinished);
+            unfinished.piece = at / PIECE;
+        }
+        unfinished.bytes += u32::try_from(bytes.len()).expect("a packet's payload");
+        unfinished.end = end;
+        let rest =
+            if unfinished.tail_len > 0 { self.complete_tail(unfinished, bytes) } else { bytes };
+        // What begins and ends within one word is no tail of whole ones.
+        let tail_len = if end % WORD <= rest.len() { end % WORD } else { 0 };
+        if unfinished.tail_len == 0 && !rest.is_empty() {
+            let (whole, tail) = rest.split_at(rest.len() - tail_len);
+            self.region.copy_in(end - rest.len(), whole);
+            unfinished.tail[..tail_len].copy_from_slice(tail);
+            unfinished.tail_len = tail_len;
+        }
     }
 
-    /// Counts so many bytes that were [copied](Self::copy_in) to one piece of the region.
-    ///
-    /// # Panics
-    ///
-    /// If the region has no such piece.
-    pub fn count(&self, piece: usize, bytes: u32) {
-        self.placed[piece].fetch_add(bytes, Ordering::Relaxed);
+    /// Finishes what was placed: the bytes are there, and counted, as if they had been placed one
+    /// by one.
+    pub fn finish(&self, unfinished: &mut Unfinished) {
+        self.store_tail(unfinished);
+        self.count(unfinished);
+    }
+
+    /// Appends bytes to the tail, and stores it if it is a whole word then. Returns the others.
+    fn complete_tail<'a>(&self, unfinished: &mut Unfinished, bytes: &'a [u8]) -> &'a [u8] {
+        let Unfinished { tail, tail_len, end, .. } = unfinished;
+        let (more, rest) = bytes.split_at(bytes.len().min(WORD - *tail_len));
+        tail[*tail_len..][..more.len()].copy_from_slice(more);
+        *tail_len += more.len();
+        if *tail_len == WORD {
+            self.region.copy_in(*end - rest.len() - WORD, tail);
+            *tail_len = 0;
+        }
+        rest
+    }
+
+    /// Stores the tail into the word of which it is the beginning.
+    fn store_tail(&self, unfinished: &mut Unfinished) {
+        let len = std::mem::take(&mut unfinished.tail_len);
+        if len > 0 {
+            self.region.copy_in(unfinished.end - len, &unfinished.tail[..len]);
+        }
+    }
+
+    fn count(&self, unfinished: &mut Unfinished) {
+        let bytes = std::mem::take(&mut unfinished.bytes);
+        if bytes > 0 {
+            self.placed[unfinished.piece].fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Gives `pages` back to the host if exactly `expected` bytes, modulo 2^32, were ever placed in
@@ -342,6 +412,7 @@ unsafe impl Exposed for Pinned {
     }
 }
 
+const WORD: usize = size_of::<usize>();
 /// The smallest RMB elements have as many bytes: what is placed in an element is the sum over its
 /// pieces.
 const PIECE: usize = 16_384;

@@ -279,3 +279,79 @@ fn rate(len: usize, mut copy: impl FnMut()) -> f64 {
     let best = (0..20).map(run).min().unwrap_or(Duration::MAX);
     f64::from(rounds) * len as f64 / best.as_nanos() as f64
 }
+
+/// Whatever is placed behind what: the bytes are those that would be there if each had been placed
+/// alone, as soon as it is finished, and so are the counts.
+#[test]
+fn what_is_placed_in_one_go_is_what_is_placed_one_by_one() {
+    let mut seed: u64 = 1;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(seed >> 33).unwrap() % below
+    };
+    let regions = [(); 2].map(|()| Region::new(4 * PIECE).unwrap());
+    let [one_by_one, in_one_go] = regions.each_ref().map(Region::placer);
+    for round in 0..300 {
+        let mut unfinished = Unfinished::default();
+        let mut at = random(4 * PIECE);
+        for _ in 0..random(40) {
+            let most = [3, 9, 30, 1_408][random(4)];
+            // Mostly behind what came before, sometimes elsewhere, near or far.
+            at = match random(8) {
+                0 => random(4 * PIECE),
+                1 => at.saturating_sub(random(12)),
+                2 => at + random(12),
+                _ => at,
+            };
+            at = if at >= 4 * PIECE { 0 } else { at };
+            let len = (random(most) + 1).min(4 * PIECE - at);
+            let bytes: Vec<u8> = (0..len).map(|_| random(256).to_le_bytes()[0]).collect();
+            one_by_one.place(at, &bytes);
+            in_one_go.place_on(&mut unfinished, at, &bytes);
+            at += len;
+        }
+        in_one_go.finish(&mut unfinished);
+        assert!(unfinished.is_finished());
+        let [expected, found] = regions.each_ref().map(|region| {
+            let mut bytes = vec![0; 4 * PIECE];
+            region.copy_out(0, &mut bytes);
+            let counts = [0, 1, 2, 3].map(|piece| region.placed(piece * PIECE, PIECE));
+            (bytes, counts)
+        });
+        assert!(expected.0 == found.0, "round {round}");
+        assert_eq!(expected.1, found.1, "round {round}");
+    }
+}
+
+/// The bytes of a word before the end of what was placed last are not there before it is finished,
+/// and those of a neighbour in that word stay.
+#[test]
+fn an_unfinished_word_is_stored_in_the_end() {
+    let region = Region::new(PIECE).unwrap();
+    let placer = region.placer();
+    placer.place(0, &[1; 32]);
+    let mut unfinished = Unfinished::default();
+    placer.place_on(&mut unfinished, 3, &[2; 10]);
+    let bytes = || {
+        let mut bytes = [0; 24];
+        region.copy_out(0, &mut bytes);
+        bytes
+    };
+    let mut expected = [1; 24];
+    expected[3..8].fill(2);
+    assert_eq!(bytes(), expected);
+    placer.place_on(&mut unfinished, 13, &[3; 4]);
+    expected[8..13].fill(2);
+    expected[13..16].fill(3);
+    assert_eq!(bytes(), expected);
+    placer.finish(&mut unfinished);
+    expected[16] = 3;
+    assert_eq!(bytes(), expected);
+}
+
+#[test]
+#[should_panic(expected = "of 16384")]
+fn nothing_is_placed_beyond_the_region() {
+    let region = Region::new(PIECE).unwrap();
+    region.placer().place_on(&mut Unfinished::default(), PIECE - 3, &[1; 4]);
+}

@@ -160,7 +160,7 @@ impl<W: Wire> Fabric<W> {
                 pair.take_in(now, packet, keys, inbox, ecn, counters);
             }
         }
-        self.keys.count();
+        self.keys.finish();
     }
 
     /// Processes packets for us that other fabrics of this NIC received, checked and forwarded.
@@ -180,7 +180,7 @@ impl<W: Wire> Fabric<W> {
                 None => counters.unknown_qp += 1,
             }
         });
-        keys.count();
+        keys.finish();
     }
 
     /// Sends the packets in the batch. Returns whether the wire took all of them.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use smcr_memory::{Placer, Rmbe};
+use smcr_memory::{Placer, Rmbe, Unfinished};
 use smcr_proto::Rkey;
 
 use super::KEYS_MAX;
@@ -20,16 +20,8 @@ pub(super) struct Keys {
     index: Index<usize>,
     /// Finds the slot by the address of the region. Of several keys for one region, it finds one.
     homes: HashMap<u64, usize, BuildHasherDefault<Spread>>,
-    /// What was placed last, and is not counted yet.
-    uncounted: Cell<Uncounted>,
-}
-
-/// Bytes that were placed in one piece of the region of one key.
-#[derive(Clone, Copy, Debug, Default)]
-struct Uncounted {
-    slot: usize,
-    piece: usize,
-    bytes: u32,
+    /// What was placed last, and the slot of its key.
+    unfinished: Cell<(usize, Unfinished)>,
 }
 
 /// A hash table whose keys we chose at random, so that it needs no protection against collisions.
@@ -60,7 +52,7 @@ impl Keys {
             free: Vec::with_capacity(KEYS_MAX),
             index: Index::with_capacity_and_hasher(KEYS_MAX, BuildHasherDefault::default()),
             homes: HashMap::with_capacity_and_hasher(KEYS_MAX, BuildHasherDefault::default()),
-            uncounted: Cell::default(),
+            unfinished: Cell::default(),
         }
     }
 
@@ -68,9 +60,9 @@ impl Keys {
     ///
     /// # Panics
     ///
-    /// If bytes were placed that are not [counted](Self::count).
+    /// If what was placed is not [finished](Self::finish).
     pub(super) fn catch_up(&mut self, shared: &Shared) {
-        assert_eq!(self.uncounted.get().bytes, 0, "their key may be closed");
+        assert!(self.unfinished.get().1.is_finished(), "its key may be closed");
         while let Some(change) = shared.pop() {
             match change {
                 KeyUpdate::Open { rkey, domain, placer, address } => {
@@ -111,8 +103,8 @@ impl Keys {
         self.find(hint, domain, reth, reth.len as usize).map(drop)
     }
 
-    /// Places `bytes` where `reth` says. The caller [counts](Self::count) them when it has placed
-    /// all that came with them.
+    /// Places `bytes` where `reth` says. When the caller has placed all that came with them, it
+    /// [finishes](Self::finish) that.
     ///
     /// # Errors
     ///
@@ -125,23 +117,21 @@ impl Keys {
         bytes: &[u8],
     ) -> Result<(), Denied> {
         let (placer, at) = self.find(hint, domain, reth, bytes.len())?;
-        let (slot, piece) = (hint.0, placer.copy_in(at, bytes));
-        let mut uncounted = self.uncounted.get();
-        if (uncounted.slot, uncounted.piece) != (slot, piece) {
-            self.count();
-            uncounted = Uncounted { slot, piece, bytes: 0 };
+        if self.unfinished.get().0 != hint.0 {
+            self.finish();
         }
-        uncounted.bytes += u32::try_from(bytes.len()).expect("a packet's payload");
-        self.uncounted.set(uncounted);
+        let (_, mut unfinished) = self.unfinished.take();
+        placer.place_on(&mut unfinished, at, bytes);
+        self.unfinished.set((hint.0, unfinished));
         Ok(())
     }
 
-    /// Counts what was placed, before anybody hears of it.
-    pub(super) fn count(&self) {
-        let Uncounted { slot, piece, bytes } = self.uncounted.take();
-        if bytes > 0 {
-            let key = self.slots[slot].as_ref().expect("keys are closed when all is counted");
-            key.placer.count(piece, bytes);
+    /// Finishes what was placed, before anybody hears of it.
+    pub(super) fn finish(&self) {
+        let (slot, mut unfinished) = self.unfinished.take();
+        if !unfinished.is_finished() {
+            let key = self.slots[slot].as_ref().expect("keys are closed when all is finished");
+            key.placer.finish(&mut unfinished);
         }
     }
 
@@ -248,6 +238,7 @@ mod tests {
         region.copy_out(0, &mut out);
         assert_eq!(out, [0; 4], "nothing was placed");
         keys.place(&mut hint, OURS, reth, &[9; 4]).unwrap();
+        keys.finish();
         region.copy_out(0, &mut out);
         assert_eq!(out, [9; 4]);
 
@@ -272,7 +263,7 @@ mod tests {
         let write = |keys: &Keys, rkey| {
             let reth = Reth { address: 0, rkey, len: 4 };
             keys.place(&mut Hint::default(), OURS, reth, &[9; 4]).unwrap();
-            keys.count();
+            keys.finish();
         };
         assert_eq!(keys.relinquish(&mut element, 0), 0, "no key at all");
         keys.open(key(Rkey(7)));
@@ -316,8 +307,8 @@ mod tests {
             keys.place(&mut hint, OURS, reth, &[9; 100][..len as usize]).unwrap();
         }
         elements.iter_mut().for_each(|element| element.touch(0..100));
-        assert_eq!(keys.relinquish(&mut elements[2], 52), 0, "not counted yet");
-        keys.count();
+        assert_eq!(keys.relinquish(&mut elements[2], 52), 0, "not finished yet");
+        keys.finish();
         for (element, placed) in elements.iter_mut().zip([131, 9, 52, 15]) {
             assert_eq!(keys.relinquish(element, placed - 1), 0, "{placed}");
             assert_eq!(keys.relinquish(element, placed), 4_096, "{placed}");

@@ -54,7 +54,10 @@ impl Bench {
     ) -> Result<Option<Received>, Refused> {
         let packet = Packet { target: Qpn(77), psn, ack_request: true, body };
         let room = (room, self.swept);
-        self.responder.handle(self.now, &packet, &self.keys, room, &mut self.counters)
+        let outcome =
+            self.responder.handle(self.now, &packet, &self.keys, room, &mut self.counters);
+        self.keys.finish();
+        outcome
     }
 
     /// The next request in order.
