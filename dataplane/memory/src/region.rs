@@ -84,8 +84,9 @@ pub struct Placer {
 pub struct Unfinished {
     /// Where what was placed last ends.
     end: usize,
-    /// The bytes before that, from the beginning of their word, that are not stored.
-    tail: [u8; WORD],
+    /// The bytes before that, from the beginning of their word, that are not stored, and how many
+    /// they are. The first is the lowest.
+    tail: u64,
     tail_len: usize,
     /// The piece that is counted, and the bytes since the last count.
     piece: usize,
@@ -141,9 +142,9 @@ impl Placer {
         // What begins and ends within one word is no tail of whole ones.
         let tail_len = if end % WORD <= rest.len() { end % WORD } else { 0 };
         if unfinished.tail_len == 0 && !rest.is_empty() {
-            let (whole, tail) = rest.split_at(rest.len() - tail_len);
+            let whole = &rest[..rest.len() - tail_len];
             self.region.copy_in(end - rest.len(), whole);
-            unfinished.tail[..tail_len].copy_from_slice(tail);
+            unfinished.tail = last_of(rest, tail_len);
             unfinished.tail_len = tail_len;
         }
     }
@@ -159,10 +160,10 @@ impl Placer {
     fn complete_tail<'a>(&self, unfinished: &mut Unfinished, bytes: &'a [u8]) -> &'a [u8] {
         let Unfinished { tail, tail_len, end, .. } = unfinished;
         let (more, rest) = bytes.split_at(bytes.len().min(WORD - *tail_len));
-        tail[*tail_len..][..more.len()].copy_from_slice(more);
+        *tail |= first_of(bytes) << (8 * *tail_len);
         *tail_len += more.len();
         if *tail_len == WORD {
-            self.region.copy_in(*end - rest.len() - WORD, tail);
+            self.region.copy_in(*end - rest.len() - WORD, &tail.to_le_bytes());
             *tail_len = 0;
         }
         rest
@@ -172,7 +173,7 @@ impl Placer {
     fn store_tail(&self, unfinished: &mut Unfinished) {
         let len = std::mem::take(&mut unfinished.tail_len);
         if len > 0 {
-            self.region.copy_in(unfinished.end - len, &unfinished.tail[..len]);
+            self.region.copy_in(unfinished.end - len, &unfinished.tail.to_le_bytes()[..len]);
         }
     }
 
@@ -412,7 +413,24 @@ unsafe impl Exposed for Pinned {
     }
 }
 
-const WORD: usize = size_of::<usize>();
+/// The first bytes, up to a word of them, the first as the lowest. A word that is there is loaded
+/// whole: what was put together in memory could not be loaded before it is stored.
+fn first_of(bytes: &[u8]) -> u64 {
+    match bytes.first_chunk() {
+        Some(word) => u64::from_le_bytes(*word),
+        None => bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    }
+}
+
+/// The last `count` bytes, fewer than a word has, the first of them as the lowest.
+fn last_of(bytes: &[u8], count: usize) -> u64 {
+    match bytes.last_chunk() {
+        Some(word) if count > 0 => u64::from_le_bytes(*word) >> (8 * (WORD - count)),
+        Some(_) | None => first_of(&bytes[bytes.len() - count..]),
+    }
+}
+
+const WORD: usize = size_of::<u64>();
 /// The smallest RMB elements have as many bytes: what is placed in an element is the sum over its
 /// pieces.
 const PIECE: usize = 16_384;

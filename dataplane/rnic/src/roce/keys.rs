@@ -1,6 +1,6 @@
 //! The poller's table of rkeys, which says what memory peers may write.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -21,7 +21,7 @@ pub(super) struct Keys {
     /// Finds the slot by the address of the region. Of several keys for one region, it finds one.
     homes: HashMap<u64, usize, BuildHasherDefault<Spread>>,
     /// What was placed last, and the slot of its key.
-    unfinished: Cell<(usize, Unfinished)>,
+    unfinished: RefCell<(usize, Unfinished)>,
 }
 
 /// A hash table whose keys we chose at random, so that it needs no protection against collisions.
@@ -52,7 +52,7 @@ impl Keys {
             free: Vec::with_capacity(KEYS_MAX),
             index: Index::with_capacity_and_hasher(KEYS_MAX, BuildHasherDefault::default()),
             homes: HashMap::with_capacity_and_hasher(KEYS_MAX, BuildHasherDefault::default()),
-            unfinished: Cell::default(),
+            unfinished: RefCell::default(),
         }
     }
 
@@ -62,7 +62,7 @@ impl Keys {
     ///
     /// If what was placed is not [finished](Self::finish).
     pub(super) fn catch_up(&mut self, shared: &Shared) {
-        assert!(self.unfinished.get().1.is_finished(), "its key may be closed");
+        assert!(self.unfinished.get_mut().1.is_finished(), "its key may be closed");
         while let Some(change) = shared.pop() {
             match change {
                 KeyUpdate::Open { rkey, domain, placer, address } => {
@@ -117,22 +117,24 @@ impl Keys {
         bytes: &[u8],
     ) -> Result<(), Denied> {
         let (placer, at) = self.find(hint, domain, reth, bytes.len())?;
-        if self.unfinished.get().0 != hint.0 {
+        if self.unfinished.borrow().0 != hint.0 {
             self.finish();
         }
-        let (_, mut unfinished) = self.unfinished.take();
-        placer.place_on(&mut unfinished, at, bytes);
-        self.unfinished.set((hint.0, unfinished));
+        // In its place: what is copied must wait until all bytes of the last packet are stored.
+        let (slot, unfinished) = &mut *self.unfinished.borrow_mut();
+        *slot = hint.0;
+        placer.place_on(unfinished, at, bytes);
         Ok(())
     }
 
     /// Finishes what was placed, before anybody hears of it.
     pub(super) fn finish(&self) {
-        let (slot, mut unfinished) = self.unfinished.take();
+        let (slot, unfinished) = &mut *self.unfinished.borrow_mut();
         if !unfinished.is_finished() {
-            let key = self.slots[slot].as_ref().expect("keys are closed when all is finished");
-            key.placer.finish(&mut unfinished);
+            let key = self.slots[*slot].as_ref().expect("keys are closed when all is finished");
+            key.placer.finish(unfinished);
         }
+        *unfinished = Unfinished::default();
     }
 
     /// Gives the memory of an element back to the host; see [`crate::Fabric::relinquish`].

@@ -295,12 +295,14 @@ impl Responder {
         self.cost = self.cost.saturating_add(PACKET_COST + payload);
         self.nak_from = None;
         self.behind = 0;
-        self.owed = match self.owed {
+        // Where nothing changes, nothing is copied: compilers copy it in pieces that overlap, which
+        // must wait until all bytes of the packet are stored.
+        match self.owed {
             // The gap closed before the NAK was sent: the packets were only reordered.
-            Owed::Negative(..) => Owed::Now,
-            Owed::Nothing if packet.ack_request => Owed::Delayed(now),
-            owed @ (Owed::Nothing | Owed::Delayed(_) | Owed::Now) => owed,
-        };
+            Owed::Negative(..) => self.owed = Owed::Now,
+            Owed::Nothing if packet.ack_request => self.owed = Owed::Delayed(now),
+            Owed::Nothing | Owed::Delayed(_) | Owed::Now => {}
+        }
     }
 
     /// Executes the expected packet. If it cannot, it returns the syndrome and changes nothing.
