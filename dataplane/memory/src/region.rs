@@ -75,12 +75,14 @@ pub struct Placer {
     placed: Arc<[AtomicU32]>,
 }
 
-/// What one [`Placer`] has placed, but for the last bytes and the count.
+/// What is left to do about bytes that one [`Placer`] has placed: to store the last of them, and to
+/// count them.
 ///
 /// Where bytes end within a word, those before it are stored as whole words, and those in it wait
 /// for the next ones, which mostly follow: else the word would have to be merged with what is there
 /// (`contested`), and once more when these come.
-#[derive(Clone, Copy, Debug, Default)]
+#[must_use = "bytes are lost if this is dropped before it is finished"]
+#[derive(Debug, Default)]
 pub struct Unfinished {
     /// Where what was placed last ends.
     end: usize,
@@ -139,9 +141,9 @@ impl Placer {
         unfinished.end = end;
         let rest =
             if unfinished.tail_len > 0 { self.complete_tail(unfinished, bytes) } else { bytes };
-        // What begins and ends within one word is no tail of whole ones.
+        // What begins inside the word in which it ends is stored at once.
         let tail_len = if end % WORD <= rest.len() { end % WORD } else { 0 };
-        if unfinished.tail_len == 0 && !rest.is_empty() {
+        if !rest.is_empty() {
             let whole = &rest[..rest.len() - tail_len];
             self.region.copy_in(end - rest.len(), whole);
             unfinished.tail = last_of(rest, tail_len);

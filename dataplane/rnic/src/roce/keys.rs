@@ -120,7 +120,8 @@ impl Keys {
         if self.unfinished.borrow().0 != hint.0 {
             self.finish();
         }
-        // In its place: what is copied must wait until all bytes of the last packet are stored.
+        // Changed where it is: a copy would have to wait until all bytes of the last packet are
+        // stored.
         let (slot, unfinished) = &mut *self.unfinished.borrow_mut();
         *slot = hint.0;
         placer.place_on(unfinished, at, bytes);
@@ -134,7 +135,6 @@ impl Keys {
             let key = self.slots[*slot].as_ref().expect("keys are closed when all is finished");
             key.placer.finish(unfinished);
         }
-        *unfinished = Unfinished::default();
     }
 
     /// Gives the memory of an element back to the host; see [`crate::Fabric::relinquish`].

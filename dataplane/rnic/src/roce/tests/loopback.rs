@@ -181,11 +181,20 @@ fn packets_received_by_another_fabric_are_forwarded() {
     assert_eq!(near_address.qpn.0 % 2, 1, "it belongs to the second share");
     let near = second.1.adopt(now(), near.connect(far_address).unwrap());
     let qp = fabric.adopt(now(), far.connect(near_address).unwrap());
-    fabric.post(qp, &mut vec![Work::Send { message: [7; 44], tag: Tag(1) }]);
+    let region = Region::new(4096).unwrap();
+    let target = second.0.register(near_domain, &region).unwrap();
+    let mut pool = SendPool::new(Region::new(4096).unwrap(), 4096);
+    let filled = pool.fill(15, |room| {
+        room.copy_in(&[9; 15]);
+        Ok::<_, ()>(15)
+    });
+    let lease = filled.unwrap().unwrap().unwrap();
+    let write = Work::Write { lease, rkey: target.rkey, address: target.address + 3, tag: Tag(0) };
+    fabric.post(qp, &mut vec![write, Work::Send { message: [7; 44], tag: Tag(1) }]);
     fabric.transmit(now());
 
     let mut out = Vec::with_capacity(4);
-    while first.1.counters().strays == 0 {
+    while first.1.counters().strays < 2 {
         first.1.poll(now(), &mut out);
     }
     assert!(out.is_empty());
@@ -196,6 +205,9 @@ fn packets_received_by_another_fabric_are_forwarded() {
     second.1.poll(now(), &mut out);
     let [Completion::Received { qp, message }] = out[..] else { panic!("{out:?}") };
     assert_eq!((qp, message), (near, [7; 44]));
+    let mut bytes = [0; 19];
+    region.copy_out(0, &mut bytes);
+    assert_eq!(bytes[..], [&[0; 3][..], &[9; 15], &[0]].concat(), "before the message");
 }
 
 /// Run it by `cargo test --release -p smcr-rnic -- --ignored --nocapture roce_stream`.
