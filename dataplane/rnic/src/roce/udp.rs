@@ -260,6 +260,11 @@ pub(super) const WINDOW_MAX: u32 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use smcr_proto::Qpn;
+
+    use super::super::batch::RUN_LEN_MAX;
     use super::*;
 
     /// The messages of one connection come one by one; those of many, and bulk, come in crowds.
@@ -281,5 +286,26 @@ mod tests {
         }
         assert_eq!(come(0, APART * 2), 1);
         assert_eq!(come(2, APART * 2), RECEIVE_BUFFERS);
+    }
+
+    /// A run that the kernel cuts before the device costs as much as all its packets, at both ends.
+    #[test]
+    fn the_longest_run_arrives_as_one_train() {
+        let [here, there] = [1, 2].map(|host| SocketAddr::from(([127, 10, 9, host], UDP_PORT)));
+        let [mut near, mut far] =
+            [here, there].map(|at| Udp::new(UdpSocket::bind(at, BUFFER_LEN).unwrap()));
+        let bytes = vec![7; RUN_LEN_MAX];
+        let segment_len: usize = 1_440;
+        let segments = RUN_LEN_MAX.div_ceil(segment_len);
+        let range = 0..RUN_LEN_MAX;
+        let number = Qpn(7);
+        let run = Run { target: there, number, reacts: true, range, segment_len, segments };
+        assert_eq!(near.send(Instant(1), &bytes, &[run]), Sent { runs: 1, refused: 0 });
+        let trains = std::iter::repeat_with(|| far.receive(Instant(1))).find(|trains| *trains > 0);
+        assert_eq!(trains, Some(1));
+        assert_eq!(
+            (far.train(0).bytes.len(), far.train(0).segment_len),
+            (RUN_LEN_MAX, segment_len)
+        );
     }
 }
