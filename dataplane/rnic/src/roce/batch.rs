@@ -13,6 +13,8 @@ use smcr_os::Placed;
 use smcr_os::carrier::Link;
 use smcr_proto::{Instant, Qpn};
 
+use super::wire::{BTH_LEN, ICRC_LEN, RETH_LEN};
+
 /// Carries datagrams: a socket, a port of a NIC, or memory.
 pub trait Wire {
     /// Receives at most one burst, which replaces the previous one, and returns the number of its
@@ -157,7 +159,7 @@ impl Batch {
     /// Creates an empty batch.
     pub(super) fn new() -> Self {
         Self {
-            bytes: Placed::for_sent(STAGING_LEN),
+            bytes: Placed::for_sent(STAGING_LEN, BTH_LEN + RETH_LEN),
             used: 0,
             runs: Vec::with_capacity(RUNS_MAX),
             gone: 0,
@@ -280,7 +282,7 @@ pub(super) const RUN_LEN_MAX: usize = 65_469;
 /// The most payload of a packet: the largest path MTU.
 pub(super) const PAYLOAD_MAX: u32 = 4096;
 /// The longest packet: BTH, RETH, payload, ICRC.
-pub(super) const PACKET_MAX: usize = 12 + 16 + PAYLOAD_MAX as usize + 4;
+pub(super) const PACKET_MAX: usize = BTH_LEN + RETH_LEN + PAYLOAD_MAX as usize + ICRC_LEN;
 /// The most runs of one batch.
 const RUNS_MAX: usize = 16;
 const STAGING_LEN: usize = 2 * 65_536;

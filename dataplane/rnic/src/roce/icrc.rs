@@ -25,8 +25,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crc32fast::Hasher;
-
 use super::wire::{BTH_LEN, ICRC_LEN};
 
 /// The headers in front of the packets from one address to another, as the ICRC sees them.
@@ -139,14 +137,14 @@ impl Flow {
             }
         };
         if kind == Kind::Grh {
-            return Self { headers: crc32fast::hash(&bytes[..udp_at]), len: udp_at, kind };
+            return Self { headers: smcr_crc::update(0, &bytes[..udp_at]), len: udp_at, kind };
         }
         let len = udp_at + UDP_LEN;
         bytes[udp_at..udp_at + 2].copy_from_slice(&source.port().to_be_bytes());
         bytes[udp_at + 2..udp_at + 4].copy_from_slice(&target.port().to_be_bytes());
         // Behind the ports come the length and the checksum, which counts as ones.
         bytes[udp_at + 4..udp_at + 6].fill(0);
-        Self { headers: crc32fast::hash(&bytes[..len]), len, kind }
+        Self { headers: smcr_crc::update(0, &bytes[..len]), len, kind }
     }
 
     /// Writes the ICRC into the last bytes of `packet`, which is sent with `identification`.
@@ -210,9 +208,7 @@ impl Flow {
         // Congestion marks and reserved bits of the BTH count as ones.
         let marks = usize::from(covered[MARKS_AT] ^ 0xff);
         let headers = self.headers ^ lengths_and_identification ^ MARKS[marks];
-        let mut hasher = Hasher::new_with_initial(headers);
-        hasher.update(covered);
-        hasher.finalize()
+        smcr_crc::update(headers, covered)
     }
 }
 
@@ -428,7 +424,7 @@ mod tests {
         let marks_at = bytes.len() + MARKS_AT;
         bytes.extend(covered);
         bytes[marks_at] = 0xff;
-        crc32fast::hash(&bytes)
+        smcr_crc::update(0, &bytes)
     }
 
     /// The tables must not change what the ICRC is, for any field that they stand for.

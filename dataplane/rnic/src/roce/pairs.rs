@@ -20,6 +20,8 @@ pub(super) struct Pairs {
     free: Vec<usize>,
     /// From queue pair number to slot.
     by_number: Index<usize>,
+    /// What was last found there: the packets of a train are for one queue pair.
+    found: Option<(Qpn, usize)>,
     /// Selects the busy queue pair that the next turn serves first.
     pub(super) turn: usize,
 }
@@ -40,6 +42,7 @@ impl Pairs {
             busy: Vec::with_capacity(max),
             free: Vec::with_capacity(max),
             by_number: Index::with_capacity_and_hasher(max, Default::default()),
+            found: None,
             turn: 0,
         }
     }
@@ -107,7 +110,11 @@ impl Pairs {
 
     /// The queue pair with that number, unless it was released or has another peer.
     pub(super) fn from(&mut self, number: Qpn, source: SocketAddr) -> Option<&mut Pair> {
-        let at = *self.by_number.get(&number.0)?;
+        let at = match self.found {
+            Some((same, at)) if same == number => at,
+            _ => *self.by_number.get(&number.0)?,
+        };
+        self.found = Some((number, at));
         let pair = self.slots[at].pair.as_deref()?;
         if pair.target.ip() == source.ip() { self.wake(at) } else { None }
     }
@@ -117,6 +124,7 @@ impl Pairs {
         pair.state = State::Released;
         let number = pair.ticket.qpn().0;
         self.by_number.remove(&number);
+        self.found = None;
     }
 
     pub(super) fn has_completions(&self) -> bool {

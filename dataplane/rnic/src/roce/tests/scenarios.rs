@@ -524,6 +524,28 @@ fn a_released_queue_pair_flushes_and_its_number_is_free_again() {
     }
 }
 
+/// The last number that was looked up is remembered, and the slot of a queue pair that is gone has
+/// another one soon.
+#[test]
+fn packets_for_a_released_queue_pair_are_for_nobody() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[0].send([1; 44], 1);
+    couple.turn();
+    let (now, Node { rnic, fabric, domain, qp, address, .. }) = (couple.now, &mut couple.nodes[1]);
+    assert_eq!(fabric.counters().unknown_qp, 0);
+    fabric.release(now, *qp);
+    fabric.poll(now, &mut Vec::with_capacity(8));
+    let opening = rnic.open(*domain).unwrap();
+    assert_ne!(opening.address().qpn, address.qpn);
+    let peer = couple.nodes[0].address;
+    let next = couple.nodes[1].fabric.adopt(now, opening.connect(peer).unwrap());
+    assert_eq!(next.0 % QUEUE_PAIRS_MAX, couple.nodes[1].qp.0 % QUEUE_PAIRS_MAX);
+    couple.nodes[0].send([2; 44], 2);
+    couple.turn();
+    assert_eq!(couple.counters(1).unknown_qp, 1);
+    assert_eq!(couple.nodes[1].received, [[1; 44]]);
+}
+
 #[test]
 fn running_out_of_resources_is_an_error() {
     let network = Network::new(1, Odds::default());
