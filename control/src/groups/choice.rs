@@ -33,9 +33,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let near = self.shared.ports.get(port.0)?;
         let rank = |(index, other): (usize, &Port<N>)| {
             let reaches = peer.is_none_or(|peer| other.reaches(peer));
-            let fits = other.is_up() && other.lan == near.lan && reaches;
-            let elsewhere = other.address() != near.address();
             let id = PortId(index);
+            let fits = other.is_up() && self.shared.share_lan(id, port) && reaches;
+            let elsewhere = other.address() != near.address();
             fits.then(|| (elsewhere, self.shared.load(id), id))
         };
         self.shared.ports.iter().enumerate().filter_map(rank).min().map(|(_, _, id)| id)
@@ -79,7 +79,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     pub fn joinable(&self, port: PortId, peer: Peer) -> Option<GroupId> {
         let near = self.shared.ports.get(port.0)?;
         let with_peer: Vec<_> =
-            self.founded_by(peer.source).filter(|(_, it)| self.serves(it, near, peer)).collect();
+            self.founded_by(peer.source).filter(|(_, it)| self.serves(it, port, peer)).collect();
         let pollers =
             self.shared.ports.iter().filter(|one| one.is_up() && one.address() == near.address());
         // RFC 7609 3.5.3 #1: allow parallel link groups
@@ -102,17 +102,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
 
     /// The group whose first contact with the client `peer` is going on.
     pub fn founding(&self, port: PortId, peer: Peer) -> Option<GroupId> {
-        let near = self.shared.ports.get(port.0)?;
         let fits =
-            |group: &Group<N::Opening>| group.is_founding() && self.serves(group, near, peer);
+            |group: &Group<N::Opening>| group.is_founding() && self.serves(group, port, peer);
         self.founded_by(peer.source).find(|(_, group)| fits(group)).map(|(id, _)| id)
     }
 
-    /// Whether connections of `peer` by `near` belong to this group, in the role of its server.
-    fn serves(&self, group: &Group<N::Opening>, near: &Port<N>, peer: Peer) -> bool {
+    /// Whether connections of `peer` by `port` belong to this group, in the role of its server.
+    fn serves(&self, group: &Group<N::Opening>, port: PortId, peer: Peer) -> bool {
         // RFC 7609 3.5.1.2 #13: match group by id and subnet
-        let here =
-            group.links.first().is_some_and(|link| self.shared.ports[link.port.0].lan == near.lan);
+        let here = group.links.first().is_some_and(|link| self.shared.share_lan(link.port, port));
         let usable = !group.is_over() && !group.out_of_sync;
         // RFC 7609 2.2.3 #2: separate group for reverse connections
         group.role == Role::Server && group.is_with(peer) && here && usable
@@ -143,8 +141,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         source: IpAddr,
         proposed: PortId,
     ) -> Result<(GroupId, LinkId), Unnamed> {
-        let lan = &self.shared.ports[proposed.0].lan;
-        let is_near = |link: &Link<N::Opening>| self.shared.ports[link.port.0].lan == *lan;
+        let is_near = |link: &Link<N::Opening>| self.shared.share_lan(link.port, proposed);
         // Nearly always it is one that this address founded.
         let others = self.iter().filter(|(_, group)| group.peer.source != source);
         let ours = self.founded_by(source).chain(others).filter(|(_, group)| {

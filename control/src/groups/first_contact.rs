@@ -96,9 +96,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let Some(first) = self.at(id).and_then(|group| group.links.first()) else {
             return Vec::new();
         };
+        let fits = |(index, port): &(usize, &Port<N>)| {
+            port.is_up() && self.shared.share_lan(PortId(*index), first.port)
+        };
+        let others = self.ports().iter().enumerate().filter(fits).map(|(_, port)| port);
         let first = &self.ports()[first.port.0];
-        let fits = |port: &&Port<N>| port.is_up() && port.lan == first.lan;
-        let others = self.ports().iter().filter(fits);
         let mut gids = Vec::new();
         for (gid, _) in std::iter::once(first).chain(others).filter_map(Port::address) {
             if !gids.contains(&gid) {

@@ -346,6 +346,21 @@ impl<O> Group<O> {
         self.members.values().filter(|member| member.link == link).count()
     }
 
+    /// Of some links, the one with the fewest connections. They are not counted if there is only
+    /// one link.
+    pub(super) fn least_used<'a>(
+        &self,
+        mut links: impl Iterator<Item = &'a Link<O>>,
+    ) -> Option<LinkId>
+    where
+        O: 'a,
+    {
+        let first = links.next()?;
+        let Some(second) = links.next() else { return Some(first.id) };
+        let all = [first, second].into_iter().chain(links);
+        all.min_by_key(|link| (self.members_on(link.id), link.number)).map(|link| link.id)
+    }
+
     /// The connections that send on a link, without those whose rendezvous is going on.
     pub(super) fn relayed_on(&self, link: LinkId) -> Vec<ConnectionId> {
         let here = self.members.iter().filter(|(_, member)| member.link == link && member.relayed);

@@ -198,12 +198,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
     /// Groups on the same LAN as a port, without a link on its RNIC, which has the address `gid`.
     // RFC 7609 3.5.5.1.1 #5: offer RNIC only on its LAN
     fn groups_that_could_use(&self, port: PortId, gid: Gid) -> Vec<GroupId> {
-        let ports = self.ports();
-        let lan = &ports[port.0].lan;
         let could = |group: &Group<N::Opening>| {
             let mut alive = group.links.iter().filter(|link| link.is_alive());
             group.machine().is_some()
-                && group.links.first().is_some_and(|link| ports[link.port.0].lan == *lan)
+                && group.links.first().is_some_and(|link| self.shared.share_lan(link.port, port))
                 && alive.all(|link| link.ours.gid != gid)
         };
         self.iter().filter(|(_, group)| could(group)).map(|(id, _)| id).collect()

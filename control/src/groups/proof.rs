@@ -36,7 +36,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         // RFC 7609 2.3 #1: treat all active links alike
         // RFC 7609 2.3 #2: each side chooses its own link
         // RFC 7609 3.5.2.1 #6: server may choose another link
-        usable.min_by_key(|link| (group.members_on(link.id), link.number)).map(|link| link.id)
+        group.least_used(usable)
     }
 
     /// Whether the peer's RNIC has acknowledged something on this link in the last `age`, or the

@@ -11,7 +11,7 @@ use smcr_rnic::Exhausted;
 
 use super::rig::{ADDRESSES, Contact, Pair, SIZE, gid};
 use crate::config::{Config, Peers};
-use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Taken, Unnamed};
+use crate::groups::{BadOffer, Event, Joined, Lan, Peer, PortId, Taken, Unnamed};
 
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 66));
 
@@ -140,8 +140,10 @@ fn a_server_at_another_address_proves_that_it_is_the_same() {
 #[test]
 fn a_connection_of_one_vlan_joins_no_link_of_another() {
     let mut pair = Pair::new(2, 2);
-    pair.client.groups.shared.ports[0].lan.vlan = Some(10);
-    pair.client.groups.shared.ports[1].lan.vlan = Some(20);
+    for (port, vlan) in [(0, 10), (1, 20)] {
+        let lan = Lan { vlan: Some(vlan), ..Lan::default() };
+        pair.client.groups.shared.put_on(PortId(port), lan);
+    }
     let (client, server) = pair.first_contact();
     let next = accept(&mut pair, &server);
     let named = [0, 1].map(|proposed| {

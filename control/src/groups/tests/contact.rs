@@ -11,7 +11,7 @@ use smcr_proto::{Instant, Qpn, Rkey};
 
 use super::rig::{ADDRESSES, Pair, SIZE, gid};
 use crate::groups::group::MEMBERS_MAX;
-use crate::groups::{BadOffer, Event, Joined, Peer, PortId, Refusal, Taken, Unnamed};
+use crate::groups::{BadOffer, Event, Joined, Lan, Peer, PortId, Refusal, Taken, Unnamed};
 
 /// A later contact up to the point where both sides know both elements.
 fn later_contact(pair: &mut Pair) -> (Joined, Joined) {
@@ -247,7 +247,8 @@ fn a_group_that_is_lost_is_out_of_sync_though_another_lives() {
 #[test]
 fn a_connection_is_offered_the_rnic_of_its_own_network() {
     let mut pair = Pair::new(1, 2);
-    pair.server.groups.shared.ports[1].lan.pnet = "another".to_owned();
+    let lan = Lan { pnet: "another".to_owned(), ..Lan::default() };
+    pair.server.groups.shared.put_on(PortId(1), lan);
     let (_client, server) = pair.first_contact();
     assert_eq!(server.joined.offer.gid, gid(2, 0));
     let groups = &mut pair.server.groups;

@@ -12,7 +12,7 @@ use smcr_rnic::dice::Chance;
 use smcr_rnic::sim::Odds;
 
 use super::rig::{ADDRESSES, Contact, Host, Pair, SIZE, gid};
-use crate::groups::{BadOffer, Event, GroupId, PortId, Refusal, Taken, Unnamed};
+use crate::groups::{BadOffer, Event, GroupId, Lan, PortId, Refusal, Taken, Unnamed};
 use crate::operate::OperateError;
 
 fn symmetry(host: &Host, group: GroupId) -> Symmetry {
@@ -435,7 +435,8 @@ fn a_link_that_has_just_gone_does_not_cost_the_group() {
 #[test]
 fn an_rnic_of_another_lan_is_not_offered() {
     let mut pair = Pair::new(2, 2);
-    pair.server.groups.shared.ports[1].lan.pnet = "other".to_owned();
+    let lan = Lan { pnet: "other".to_owned(), ..Lan::default() };
+    pair.server.groups.shared.put_on(PortId(1), lan);
     let (_client, server) = pair.first_contact();
     pair.settle();
     pair.server.groups.rnic_down(pair.now, "r1", false).unwrap();
