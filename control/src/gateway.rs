@@ -285,6 +285,7 @@ impl<N: Rnic> Gateway<N> {
             }
             let now = self.clock.now();
             self.take_reports(now);
+            self.begin_arrived(now);
             self.expire(now);
             self.answer_questions(now);
             self.service.alive(now);
@@ -307,6 +308,7 @@ impl<N: Rnic> Gateway<N> {
         let quiet = self.mail.questions.is_empty()
             && self.mail.stop.is_empty()
             && self.lookups.answers.1.is_empty()
+            && !self.has_arrived()
             && self.endpoint.groups().pollers().iter().all(|poller| poller.reports.is_empty());
         if !quiet {
             return Some(Duration::ZERO);
@@ -338,6 +340,7 @@ impl<N: Rnic> Gateway<N> {
 
     fn dispatch(&mut self, now: Instant, event: Event) {
         match event.token {
+            // They begin at the end of the round.
             Token::Listener(index) => drop(self.accept(now, index)),
             Token::Application(key) => self.connect_event(now, key, event),
             Token::Peer(key) => self.peer_event(now, key, event),

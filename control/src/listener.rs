@@ -1,5 +1,6 @@
 //! Listening sockets and what operators say about them; and sockets that connect onwards.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -40,6 +41,8 @@ pub struct Listener {
     pub accepted: u64,
     /// Connections closed at once: a limit, or no upstream.
     pub refused: u64,
+    /// Sockets that were accepted and for which nothing else was done yet, oldest first.
+    pub arrived: VecDeque<OwnedFd>,
     /// Connections now, and those that may not come in.
     pub admission: Admission,
     /// SMC-R connections that it has kept, for other streams or until they are closed.
@@ -141,6 +144,7 @@ impl Listener {
             local: false,
             accepted: 0,
             refused: 0,
+            arrived: VecDeque::new(),
             admission: Admission::default(),
             kept: 0,
             allowance,

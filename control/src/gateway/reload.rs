@@ -248,7 +248,9 @@ impl<N: Rnic> Gateway<N> {
         // However fast others come: so many can wait.
         let most = self.listeners[slot].config.backlog as usize / BEGIN_MAX + 1;
         for _ in 0..most {
-            if !self.accept(now, number(slot)) {
+            let has_more = self.accept(now, number(slot));
+            while self.begin_some(now, slot) {}
+            if !has_more {
                 break;
             }
         }

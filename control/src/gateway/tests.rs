@@ -1,5 +1,6 @@
 //! Gateways on loopback addresses, and peers that read from a script.
 
+mod arrivals;
 mod contact;
 mod crossing;
 mod limits;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use smcr_engine::affinity::Affinity;
 use smcr_engine::clock::Clock;
-use smcr_engine::mailbox::{Sender, Waker, mailbox};
+use smcr_engine::mailbox::{Receiver, Sender, Waker, mailbox};
 use smcr_memory::Region;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_proto::wire::clc::{Frame, Framer, Offer, Proposal};
@@ -32,7 +32,7 @@ use crate::service::Service;
 use crate::smc_option::OptionSource;
 use crate::start::ports::start_poller;
 use crate::stats::{Provider, Stats};
-use crate::status::{Asker, Traffic};
+use crate::status::{Asker, Question, Traffic};
 
 /// A gateway with one listener, and the socket that its upstream listens on.
 pub(super) struct Rig {
@@ -81,47 +81,9 @@ impl Rig {
         let waker = Waker::new().unwrap();
         let (ask, questions) = mailbox(16, waker.clone());
         let (stop, stopped) = mailbox(1, waker.clone());
-        let answers = mailbox(1, waker.clone());
         let thread = std::thread::spawn(move || {
-            let clock = Clock::new();
-            let access_log = AccessLog::new(clock, &config.access_log).unwrap();
-            let option = OptionSource::choose(&config.smc, false);
-            let common = Common::of(&config, &Arc::new(Loopback::Host));
-            let wanted = config.listeners[0].clone();
-            let socket = common.listen(&wanted, &option).unwrap();
-            let listener = Listener::new(wanted, common.clone(), Some(socket));
-            let port = open_port(&config, address, clock, &waker);
-            let place = Place {
-                rnic: NAME.to_owned(),
-                device: Some(port.device.clone()),
-                // A port without an address cannot be used.
-                address: is_up.then_some(address.into()),
-                wanted: true,
-            };
-            let (devices, pnet) = (Devices::read().unwrap(), PnetTable::new(&config));
-            let network = Network::new(devices, pnet, vec![place]);
-            let parts = Parts {
-                door: None,
-                config,
-                clock,
-                option,
-                peer_id: PeerId([number; 8]),
-                ports: vec![port],
-                network,
-                nics: Vec::new(),
-                opener: Box::new(NoMore),
-                listeners: vec![listener],
-                common,
-                service: Service::default(),
-                confinement: Confinement::default(),
-                lookups: Lookups::new(Vec::new(), answers),
-                access_log,
-                interception: Interception::default(),
-                waker,
-                questions,
-                stop: stopped,
-            };
-            Gateway::new(parts).unwrap().run().unwrap();
+            let mail = (waker, questions, stopped);
+            built(config, (number, address, is_up), mail).run().unwrap();
         });
         let rig = Self {
             gateway,
@@ -247,6 +209,66 @@ fn open_port(
         poller,
         traffic,
     }
+}
+
+/// A gateway that relays TCP, and that the test turns by itself. Nobody listens for it upstream.
+pub(super) fn halted(number: u8, more: &str) -> (Gateway<any::Nic>, SocketAddr) {
+    let address = Ipv4Addr::new(127, 77, number, 1);
+    let [held, upstream] = [(); 2].map(|()| TcpListener::bind((address, 0)).unwrap());
+    let [listens, target] = [held, upstream].map(|it| it.local_addr().unwrap());
+    let config = Config::parse(&text_of(listens, target, "", more), "rig.toml").unwrap();
+    let waker = Waker::new().unwrap();
+    let (_, questions) = mailbox(1, waker.clone());
+    let (_, stop) = mailbox(1, waker.clone());
+    (built(config, (number, address, true), (waker, questions, stop)), listens)
+}
+
+/// A gateway that listens and does not run yet.
+fn built(
+    config: Config,
+    (number, address, is_up): (u8, Ipv4Addr, bool),
+    (waker, questions, stop): (Waker, Receiver<Question>, Receiver<()>),
+) -> Gateway<any::Nic> {
+    let answers = mailbox(1, waker.clone());
+    let clock = Clock::new();
+    let access_log = AccessLog::new(clock, &config.access_log).unwrap();
+    let option = OptionSource::choose(&config.smc, false);
+    let common = Common::of(&config, &Arc::new(Loopback::Host));
+    let wanted = config.listeners[0].clone();
+    let socket = common.listen(&wanted, &option).unwrap();
+    let listener = Listener::new(wanted, common.clone(), Some(socket));
+    let port = open_port(&config, address, clock, &waker);
+    let place = Place {
+        rnic: NAME.to_owned(),
+        device: Some(port.device.clone()),
+        // A port without an address cannot be used.
+        address: is_up.then_some(address.into()),
+        wanted: true,
+    };
+    let (devices, pnet) = (Devices::read().unwrap(), PnetTable::new(&config));
+    let network = Network::new(devices, pnet, vec![place]);
+    let parts = Parts {
+        door: None,
+        config,
+        clock,
+        option,
+        peer_id: PeerId([number; 8]),
+        ports: vec![port],
+        network,
+        nics: Vec::new(),
+        opener: Box::new(NoMore),
+        listeners: vec![listener],
+        common,
+        service: Service::default(),
+        confinement: Confinement::default(),
+        lookups: Lookups::new(Vec::new(), answers),
+        access_log,
+        interception: Interception::default(),
+        waker,
+        questions,
+        stop,
+    };
+    Gateway::new(parts).unwrap()
 }
 
 /// Opens no RNIC.
