@@ -52,7 +52,7 @@ use doors::Doors;
 use introductions::Introductions;
 use kept::Streams;
 use local::Local;
-use overload::Overload;
+use overload::{Overload, descriptors_max};
 use rnics::Nic;
 pub use rnics::{Names, OpenRnics};
 use settings::{group_settings, settings};
@@ -139,6 +139,8 @@ pub struct Gateway<N: Rnic> {
     idle: IdleWatch,
     access_log: AccessLog,
     overload: Overload,
+    /// How many descriptors the process may have.
+    descriptors: usize,
     mail: Mail,
     /// Since when new connections are refused, and until when the others may finish.
     draining: Option<Instant>,
@@ -244,6 +246,7 @@ impl<N: Rnic> Gateway<N> {
             idle: IdleWatch::new(started, limits),
             access_log: parts.access_log,
             overload: Overload::new(),
+            descriptors: descriptors_max(),
             mail: Mail { questions: parts.questions, waker: parts.waker, stop: parts.stop },
             draining: None,
             started,
@@ -285,7 +288,8 @@ impl<N: Rnic> Gateway<N> {
             }
             let now = self.clock.now();
             self.take_reports(now);
-            self.begin_arrived(now);
+            self.begin_arrived();
+            let now = self.clock.now();
             self.expire(now);
             self.answer_questions(now);
             self.service.alive(now);

@@ -41,7 +41,8 @@ pub struct Listener {
     pub accepted: u64,
     /// Connections closed at once: a limit, or no upstream.
     pub refused: u64,
-    /// Sockets that were accepted and for which nothing else was done yet, oldest first.
+    /// Sockets that were accepted and for which nothing else was done yet, oldest first. All others
+    /// that were accepted are in use, were refused, or are over.
     pub arrived: VecDeque<OwnedFd>,
     /// Connections now, and those that may not come in.
     pub admission: Admission,

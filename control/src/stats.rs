@@ -178,7 +178,8 @@ pub struct Active {
     pub tcp: u64,
     /// In the rendezvous: accepted, but not yet with a poller.
     pub connecting: u64,
-    /// Accepted, and waiting for a place among the rendezvous (`limits.handshakes_max`).
+    /// Accepted, and waiting for a place among the rendezvous (`limits.handshakes_max`), or until
+    /// it is looked at for the first time.
     pub waiting: u64,
     /// SMC-R connections that have ended, but whose TCP connection waits for the peer to end it.
     pub farewells: u64,

@@ -32,13 +32,16 @@ impl<N: Rnic> Gateway<N> {
     /// takes little time, compared to what follows, so that comes first: of a crowd of 9,000, a
     /// third came twice.
     pub(super) fn accept(&mut self, now: Instant, index: u16) -> bool {
-        // Their descriptors must not be those that others need, who are let in already.
-        let queued = self.listeners.iter().map(|one| one.arrived.len());
-        let room = self.free().saturating_sub(queued.sum::<usize>()).clamp(BEGIN_MAX, ACCEPT_MAX);
-        for _ in 0..room {
+        // Where there is no room, some are accepted all the same, to be refused.
+        for _ in 0..self.room_for_arrivals().clamp(BEGIN_MAX, ACCEPT_MAX) {
             let listener = &mut self.listeners[usize::from(index)];
             match listener.accept() {
-                Ok(accepted) => listener.arrived.push_back(accepted),
+                Ok(accepted) => {
+                    listener.accepted += 1;
+                    listener.arrived.push_back(accepted);
+                }
+                // Those that have arrived come first.
+                Err(Errno::MFILE | Errno::NFILE) if self.has_arrived() => return true,
                 Err(Errno::MFILE | Errno::NFILE) => {
                     if !self.refuse_for_want_of_descriptors(now, index) {
                         return false;
@@ -52,21 +55,29 @@ impl<N: Rnic> Gateway<N> {
         true
     }
 
+    /// How many more may wait in the queues of listeners, so that all can begin, and others go on:
+    /// most connections have two descriptors.
+    fn room_for_arrivals(&self) -> usize {
+        let queued = self.listeners.iter().map(|one| one.arrived.len()).sum();
+        let by_descriptors = (self.descriptors / 2).saturating_sub(self.sessions.len());
+        self.free().min(by_descriptors).saturating_sub(queued)
+    }
+
     /// Begins some of the connections that wait in the queue of each listener.
-    pub(super) fn begin_arrived(&mut self, now: Instant) {
+    pub(super) fn begin_arrived(&mut self) {
         for slot in 0..self.listeners.len() {
-            if !self.listeners[slot].arrived.is_empty() {
-                self.begin_some(now, slot);
-            }
+            self.begin_some(slot);
         }
     }
 
     /// Begins some of the connections that wait in the queue of a listener. Returns whether others
     /// wait there still.
-    pub(super) fn begin_some(&mut self, now: Instant, slot: usize) -> bool {
+    pub(super) fn begin_some(&mut self, slot: usize) -> bool {
         let mut begun = 0;
         for _ in 0..ACCEPT_MAX {
             let Some(accepted) = self.listeners[slot].arrived.pop_front() else { return false };
+            // Each has a time of its own, as events have.
+            let now = self.clock.now();
             begun += usize::from(self.accepted(now, number(slot), accepted));
             if begun == BEGIN_MAX {
                 break;
@@ -78,6 +89,17 @@ impl<N: Rnic> Gateway<N> {
     /// Whether connections wait in the queue of any listener.
     pub(super) fn has_arrived(&self) -> bool {
         self.listeners.iter().any(|one| !one.arrived.is_empty())
+    }
+
+    /// The gateway stops: resets connections that wait in the queues of listeners.
+    pub(super) fn turn_arrived_away(&mut self, now: Instant) {
+        for slot in 0..self.listeners.len() {
+            for accepted in std::mem::take(&mut self.listeners[slot].arrived) {
+                let from = peer_address(&accepted);
+                reset(accepted);
+                self.turned_away(now, number(slot), from, Termination::Stopped);
+            }
+        }
     }
 
     /// The process has no descriptor left: resets a connection that waits at a listener, which
@@ -99,8 +121,6 @@ impl<N: Rnic> Gateway<N> {
     /// Takes in a connection that was accepted, unless there are too many. Returns whether work was
     /// started for it, beyond putting it into a queue.
     fn accepted(&mut self, now: Instant, index: u16, accepted: OwnedFd) -> bool {
-        let listener = &mut self.listeners[usize::from(index)];
-        listener.accepted += 1;
         // A client that has gone already has no address.
         let Some(from) = peer_address(&accepted) else {
             self.note_turned_away(now, index, None, Termination::Gone);
@@ -387,7 +407,8 @@ fn at_relay(network: &Network, one: &Negotiating) -> Option<Surroundings> {
 const NOT_INTERCEPTED: &str = "was not intercepted, so nobody knows where it wants to go";
 const COMES_BACK: &str = "would come back to this listener for ever";
 const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused";
-/// How many connections are accepted in a row before the control thread does something else.
+/// How many connections are accepted in a row, or looked at, before the control thread does
+/// something else.
 const ACCEPT_MAX: usize = 1_024;
 /// How many of them may be started at once; queueing one costs less and is not counted.
 pub(super) const BEGIN_MAX: usize = 64;

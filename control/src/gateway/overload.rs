@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, getrlimit};
 use smcr_proto::Instant;
 
 /// A spare file descriptor, and when it was last logged that something has run out.
@@ -36,6 +37,12 @@ impl Overload {
             tracing::warn!(listener, "out of {what}");
         }
     }
+}
+
+/// How many descriptors the process may have.
+pub(super) fn descriptors_max() -> usize {
+    let most = getrlimit(Resource::Nofile).current;
+    most.and_then(|most| most.try_into().ok()).unwrap_or(usize::MAX)
 }
 
 fn spare() -> Option<OwnedFd> {

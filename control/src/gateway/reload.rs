@@ -186,7 +186,8 @@ impl<N: Rnic> Gateway<N> {
             }
             let planned = plan.iter().find(|planned| planned.slot == slot && !planned.is_new);
             match planned.map(|planned| &planned.socket) {
-                Some(Listens::AsBefore | Listens::Not) => {}
+                // They have come to what it was before.
+                Some(Listens::AsBefore | Listens::Not) => while self.begin_some(slot) {},
                 Some(Listens::Fresh(_) | Listens::Inherited(_)) => self.close(now, slot),
                 None => {
                     self.close(now, slot);
@@ -249,7 +250,7 @@ impl<N: Rnic> Gateway<N> {
         let most = self.listeners[slot].config.backlog as usize / BEGIN_MAX + 1;
         for _ in 0..most {
             let has_more = self.accept(now, number(slot));
-            while self.begin_some(now, slot) {}
+            while self.begin_some(slot) {}
             if !has_more {
                 break;
             }

@@ -12,7 +12,7 @@ use crate::termination::Termination;
 
 impl<N: Rnic> Gateway<N> {
     /// Stops accepting; what goes on may finish. Connections that the kernel has completed but
-    /// nobody has accepted are reset: their applications try elsewhere at once.
+    /// for which nothing was done yet are reset: their applications try elsewhere at once.
     pub(super) fn drain(&mut self, now: Instant) {
         let limit = self.config.drain_timeout;
         tracing::info!(
@@ -27,6 +27,7 @@ impl<N: Rnic> Gateway<N> {
         for listener in &mut self.listeners {
             listener.socket = None;
         }
+        self.turn_arrived_away(now);
         self.turn_all_away(now);
         for slot in 0..self.listeners.len() {
             self.turn_waiting_away(now, slot);

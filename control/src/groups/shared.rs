@@ -145,9 +145,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Shared<N, P> {
     /// Puts a port on another LAN, before any group has a link there.
     #[cfg(test)]
     pub(super) fn put_on(&mut self, id: PortId, lan: super::Lan) {
-        let first = self.ports.iter().position(|other| other.lan == lan);
-        self.lans[id.0] = first.map_or(id, PortId);
         self.ports[id.0].lan = lan;
+        let first = |port: &Port<N>| self.ports.iter().position(|other| other.lan == port.lan);
+        self.lans = self.ports.iter().filter_map(first).map(PortId).collect();
     }
 
     /// Whether both ports are on one LAN.

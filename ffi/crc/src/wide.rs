@@ -93,7 +93,7 @@ fn load(line: &[u8; LINE]) -> __m512i {
     unsafe { _mm512_loadu_si512(line.as_ptr().cast()) }
 }
 
-/// Adds `earlier` to `later`, behind which it stands as far as `by` says.
+/// Adds `earlier` to `later`, which stands as far behind it as `by` says.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 fn fold(earlier: __m512i, later: __m512i, by: __m512i) -> __m512i {

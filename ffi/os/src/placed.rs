@@ -34,9 +34,15 @@ impl Placed {
     }
 
     /// One that the kernel copies packets from: its offset is below those that it copies to. What
-    /// is behind `headers` bytes, fewer than 512, begins where the widest vectors do: a program
-    /// copies it there, and computes a checksum of it, faster than elsewhere.
+    /// is behind the first `headers` bytes begins at a multiple of 512: where packets are so long
+    /// that this puts those of all others at multiples of 32, they are copied there, and checksums
+    /// of them computed, faster than elsewhere.
+    ///
+    /// # Panics
+    ///
+    /// If `headers` is more than 512.
     pub fn for_sent(len: usize, headers: usize) -> Self {
+        assert!(headers <= APART, "{headers} bytes of headers");
         Self::new(len, PAGE - APART - headers)
     }
 }
@@ -75,5 +81,7 @@ mod tests {
             assert_eq!(**moved, [7; 10_000]);
         }
         assert!(Placed::new(0, 4_095).is_empty());
+        let sent = Placed::for_sent(2_000, 28);
+        assert_eq!(sent[28..].as_ptr().addr() % APART, 0);
     }
 }

@@ -1,52 +1,91 @@
 //! Many who come at once.
 
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 
+use smcr_rnic::any::Nic;
+
 use super::rig::{connect, halted};
+use crate::gateway::Gateway;
 use crate::gateway::accept::BEGIN_MAX;
+
+/// More than begin in one round.
+const CROWD: usize = 2 * BEGIN_MAX + 8;
+
+/// How many wait in the queue, and how many have begun.
+fn places(gateway: &Gateway<Nic>) -> (usize, usize) {
+    (gateway.listeners[0].arrived.len(), gateway.sessions.len())
+}
 
 /// Whoever finds the backlog of a listener full comes back a second later. Each newcomer was begun
 /// before the next one was accepted, and of 9,000 at once a third came twice.
 #[test]
 fn a_crowd_leaves_the_backlog_before_it_begins() {
     let (mut gateway, listens) = halted(206, "");
-    let crowd: Vec<TcpStream> = (0..200).map(|_| connect(listens)).collect();
+    let crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect(listens)).collect();
     let now = gateway.clock.now();
+    let sleeps =
+        |gateway: &mut Gateway<Nic>| gateway.prepare_sleep().is_none_or(|it| !it.is_zero());
+    assert!(sleeps(&mut gateway));
     assert!(!gateway.accept(now, 0), "nobody is left");
-    assert_eq!((gateway.listeners[0].arrived.len(), gateway.sessions.len()), (200, 0));
-    assert!(gateway.prepare_sleep().is_some_and(|limit| limit.is_zero()));
+    assert_eq!(places(&gateway), (crowd.len(), 0));
+    assert!(!sleeps(&mut gateway));
     // Others have their turn in between.
-    let mut begun = Vec::new();
-    while gateway.has_arrived() {
-        gateway.begin_arrived(now);
-        begun.push(gateway.sessions.len());
+    for begun in [BEGIN_MAX, 2 * BEGIN_MAX, CROWD] {
+        gateway.begin_arrived();
+        assert_eq!(places(&gateway), (CROWD - begun, begun));
     }
-    assert_eq!(begun, [BEGIN_MAX, 2 * BEGIN_MAX, 3 * BEGIN_MAX, crowd.len()]);
+    assert!(sleeps(&mut gateway));
 }
 
 /// Descriptors of those that wait must not be those that others need to go on.
 #[test]
 fn no_more_leave_the_backlog_than_there_is_room_for() {
-    let (mut gateway, listens) = halted(207, "[limits]\nconnections_max = 100\n");
-    let _crowd: Vec<TcpStream> = (0..250).map(|_| connect(listens)).collect();
+    let (mut gateway, listens) = halted(207, "[limits]\nconnections_max = 70\n");
+    let _crowd: Vec<TcpStream> = (0..CROWD + 70).map(|_| connect(listens)).collect();
     let now = gateway.clock.now();
     assert!(gateway.accept(now, 0));
-    assert_eq!(gateway.listeners[0].arrived.len(), 100);
+    assert_eq!(places(&gateway), (70, 0));
     // However little there is, some are looked at: they may be refused.
     assert!(gateway.accept(now, 0));
-    assert_eq!(gateway.listeners[0].arrived.len(), 100 + BEGIN_MAX);
+    assert_eq!(places(&gateway), (70 + BEGIN_MAX, 0));
     while gateway.has_arrived() {
-        gateway.begin_arrived(now);
+        gateway.begin_arrived();
     }
-    assert_eq!((gateway.sessions.len(), gateway.listeners[0].refused), (100, 64));
+    assert_eq!((gateway.sessions.len(), gateway.listeners[0].refused), (70, 64));
+    // The same where descriptors are what there is little of.
+    let (mut gateway, listens) = halted(209, "");
+    gateway.descriptors = 140;
+    let _crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect(listens)).collect();
+    assert!(gateway.accept(now, 0));
+    assert_eq!(places(&gateway), (70, 0));
 }
 
 /// Who listens no more still serves those whom the kernel has let in.
 #[test]
 fn a_listener_that_closes_begins_all_that_wait() {
     let (mut gateway, listens) = halted(208, "");
-    let crowd: Vec<TcpStream> = (0..150).map(|_| connect(listens)).collect();
+    let crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect(listens)).collect();
     let now = gateway.clock.now();
     gateway.close(now, 0);
-    assert_eq!((gateway.sessions.len(), gateway.has_arrived()), (crowd.len(), false));
+    assert_eq!(places(&gateway), (0, crowd.len()));
+}
+
+/// A gateway that stops begins nothing more. Its queue was forgotten: those in it began after that,
+/// or were closed without a word.
+#[test]
+fn a_gateway_that_stops_resets_all_that_wait() {
+    let (mut gateway, listens) = halted(210, "");
+    let mut crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect(listens)).collect();
+    let now = gateway.clock.now();
+    gateway.accept(now, 0);
+    gateway.drain(now);
+    gateway.begin_arrived();
+    assert_eq!(places(&gateway), (0, 0));
+    assert!(gateway.is_drained());
+    let listener = &gateway.listeners[0];
+    assert_eq!((listener.accepted, listener.refused), (CROWD as u64, CROWD as u64));
+    for one in &mut crowd {
+        assert_eq!(one.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
 }
