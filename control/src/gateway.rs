@@ -312,7 +312,7 @@ impl<N: Rnic> Gateway<N> {
         let quiet = self.mail.questions.is_empty()
             && self.mail.stop.is_empty()
             && self.lookups.answers.1.is_empty()
-            && !self.has_arrived()
+            && self.arrived() == 0
             && self.endpoint.groups().pollers().iter().all(|poller| poller.reports.is_empty());
         if !quiet {
             return Some(Duration::ZERO);

@@ -41,7 +41,7 @@ impl<N: Rnic> Gateway<N> {
                     listener.arrived.push_back(accepted);
                 }
                 // Those that have arrived come first.
-                Err(Errno::MFILE | Errno::NFILE) if self.has_arrived() => return true,
+                Err(Errno::MFILE | Errno::NFILE) if self.arrived() > 0 => return true,
                 Err(Errno::MFILE | Errno::NFILE) => {
                     if !self.refuse_for_want_of_descriptors(now, index) {
                         return false;
@@ -58,9 +58,8 @@ impl<N: Rnic> Gateway<N> {
     /// How many more may wait in the queues of listeners, so that all can begin, and others go on:
     /// most connections have two descriptors.
     fn room_for_arrivals(&self) -> usize {
-        let queued = self.listeners.iter().map(|one| one.arrived.len()).sum();
         let by_descriptors = (self.descriptors / 2).saturating_sub(self.sessions.len());
-        self.free().min(by_descriptors).saturating_sub(queued)
+        self.free().min(by_descriptors).saturating_sub(self.arrived())
     }
 
     /// Begins some of the connections that wait in the queue of each listener.
@@ -86,9 +85,9 @@ impl<N: Rnic> Gateway<N> {
         !self.listeners[slot].arrived.is_empty()
     }
 
-    /// Whether connections wait in the queue of any listener.
-    pub(super) fn has_arrived(&self) -> bool {
-        self.listeners.iter().any(|one| !one.arrived.is_empty())
+    /// How many connections wait in the queues of listeners.
+    pub(super) fn arrived(&self) -> usize {
+        self.listeners.iter().map(|one| one.arrived.len()).sum()
     }
 
     /// The gateway stops: resets connections that wait in the queues of listeners.

@@ -181,13 +181,12 @@ impl<N: Rnic> Gateway<N> {
 
     fn active(&self) -> Active {
         let without_place = self.endpoint.waiting() as u64;
-        let arrived: usize = self.listeners.iter().map(|one| one.arrived.len()).sum();
         let groups = self.endpoint.groups();
         Active {
             smc: self.sessions.open(Transport::SmcR) as u64,
             tcp: self.sessions.open(Transport::Tcp) as u64,
             connecting: self.endpoint.len() as u64 - without_place,
-            waiting: without_place + arrived as u64,
+            waiting: without_place + self.arrived() as u64,
             farewells: self.farewells.len() as u64,
             kept: self.streams.len() as u64,
             rings: self.local.as_ref().map_or(0, |local| local.rings().0 as u64),

@@ -55,12 +55,12 @@ impl Rig {
         Self::new(number, "connect = \"smc\"", more)
     }
 
-    /// Accepts SMC-R, but its RNIC is down.
-    /// A gateway that relays TCP.
+    /// Relays TCP.
     pub(super) fn relay(number: u8, more: &str) -> Self {
         Self::new(number, "", more)
     }
 
+    /// Accepts SMC-R, but its RNIC is down.
     pub(super) fn server_whose_rnic_is_down(number: u8) -> Self {
         Self::start(number, "accept = \"smc\"", "", false)
     }
