@@ -163,7 +163,7 @@ impl Snapshot {
         page.gauge("connections_active", help, None, by(active.smc, active.tcp))?;
         let help = "Connections in their rendezvous.";
         page.gauge("connections_connecting", help, None, plain(active.connecting))?;
-        let help = "Connections that wait for a place among the rendezvous.";
+        let help = "Connections that wait for a place among the rendezvous, or to be looked at.";
         page.gauge("connections_waiting", help, None, plain(active.waiting))?;
         let help =
             "TCP connections whose SMC-R connection has ended, and which the peer ends first.";
