@@ -192,26 +192,33 @@ fn descriptor_limit_turns_newcomers_away() {
     thread::scope(|scope| {
         // The server echoes on each connection that arrives. It ends when none arrives any more.
         scope.spawn(|| serve_echoes(&listener));
-        let mut served: Vec<TcpStream> = Vec::new();
-        let mut turned_away = 0;
-        for _ in 0..150 {
-            match hosts.a.connect(local(PORT)) {
-                Err(error) => {
-                    assert!(is_refusal(&error), "{error}");
-                    turned_away += 1;
+        // One after the other; then all at once, so that many wait while descriptors run out.
+        for at_once in [1, 150] {
+            let mut served: Vec<TcpStream> = Vec::new();
+            let mut turned_away = 0;
+            while served.len() + turned_away < 150 {
+                let crowd: Vec<_> = (0..at_once).map(|_| hosts.a.connect(local(PORT))).collect();
+                for newcomer in crowd {
+                    match newcomer {
+                        Err(error) => {
+                            assert!(is_refusal(&error), "{error}");
+                            turned_away += 1;
+                        }
+                        Ok(client) if gets_echo(&client) => served.push(client),
+                        Ok(_) => turned_away += 1,
+                    }
                 }
-                Ok(client) if gets_echo(&client) => served.push(client),
-                Ok(_) => turned_away += 1,
             }
+            let counts = (served.len(), turned_away);
+            assert!(counts.0 > 0 && counts.1 > 0, "{counts:?}, {at_once} at once");
+            for client in &served {
+                assert!(gets_echo(client), "a connection that was served before");
+            }
+            drop(served);
+            wait_until("room again", SETTLE_LIMIT, || a.stats().active.smc == 0);
         }
-        assert!(!served.is_empty() && turned_away > 0, "{} and {turned_away}", served.len());
-        for client in &served {
-            assert!(gets_echo(client), "a connection that was served before");
-        }
-        drop(served);
-        wait_until("room again", SETTLE_LIMIT, || a.stats().active.smc == 0);
         let client = hosts.a.connect(local(PORT)).expect("the gateway listens again");
-        assert!(gets_echo(&client), "a newcomer after the crowd");
+        assert!(gets_echo(&client), "a newcomer after the crowds");
     });
 }
 

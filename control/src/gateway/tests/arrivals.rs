@@ -1,7 +1,7 @@
 //! Many who come at once.
 
 use std::io::{ErrorKind, Read};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use smcr_rnic::any::Nic;
 
@@ -59,6 +59,36 @@ fn no_more_leave_the_backlog_than_there_is_room_for() {
     let _crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect(listens)).collect();
     assert!(gateway.accept(now, 0));
     assert_eq!(places(&gateway), (70, 0));
+}
+
+/// A crowd at one listener must not keep those at another one waiting, and both together must not
+/// be more than there is room for.
+#[test]
+fn listeners_begin_in_turn_and_share_the_room() {
+    let held = TcpListener::bind((Ipv4Addr::new(127, 77, 211, 2), 0)).unwrap();
+    let second = held.local_addr().unwrap();
+    drop(held);
+    let more = format!(
+        "[[listener]]\nname = \"other\"\nbind = \"{second}\"\nupstream = \"127.0.0.1:9\"\n\
+         [limits]\nconnections_max = {}\n",
+        CROWD + 30
+    );
+    let (mut gateway, first) = halted(211, &more);
+    let _crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect(first)).collect();
+    let _few: Vec<TcpStream> = (0..50).map(|_| connect(second)).collect();
+    let now = gateway.clock.now();
+    let queues = |gateway: &Gateway<Nic>| -> Vec<usize> {
+        gateway.listeners.iter().map(|one| one.arrived.len()).collect()
+    };
+    assert!(!gateway.accept(now, 0) && !gateway.accept(now, 1));
+    assert_eq!(queues(&gateway), [CROWD, 50]);
+    gateway.begin_arrived();
+    assert_eq!(queues(&gateway), [CROWD - BEGIN_MAX, 0]);
+    while gateway.arrived() > 0 {
+        gateway.begin_arrived();
+    }
+    let refused: Vec<u64> = gateway.listeners.iter().map(|one| one.refused).collect();
+    assert_eq!((gateway.sessions.len(), refused), (CROWD + 30, vec![20, 0]));
 }
 
 /// Who listens no more still serves those whom the kernel has let in.

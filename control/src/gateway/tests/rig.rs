@@ -17,7 +17,7 @@ use smcr_rnic::any;
 
 use super::US;
 use crate::access_log::AccessLog;
-use crate::config::{Config, RnicConfig, RnicKind};
+use crate::config::{self, Config, RnicConfig, RnicKind};
 use crate::confine::Confinement;
 use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
@@ -234,9 +234,11 @@ fn built(
     let access_log = AccessLog::new(clock, &config.access_log).unwrap();
     let option = OptionSource::choose(&config.smc, false);
     let common = Common::of(&config, &Arc::new(Loopback::Host));
-    let wanted = config.listeners[0].clone();
-    let socket = common.listen(&wanted, &option).unwrap();
-    let listener = Listener::new(wanted, common.clone(), Some(socket));
+    let listen = |wanted: &config::Listener| {
+        let socket = common.listen(wanted, &option).unwrap();
+        Listener::new(wanted.clone(), common.clone(), Some(socket))
+    };
+    let listeners = config.listeners.iter().map(listen).collect();
     let port = open_port(&config, address, clock, &waker);
     let place = Place {
         rnic: NAME.to_owned(),
@@ -257,7 +259,7 @@ fn built(
         network,
         nics: Vec::new(),
         opener: Box::new(NoMore),
-        listeners: vec![listener],
+        listeners,
         common,
         service: Service::default(),
         confinement: Confinement::default(),
