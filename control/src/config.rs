@@ -259,8 +259,8 @@ impl Config {
         let admin = admin(source, file.table("admin")?)?;
         let rnics = rnics(source, file.tables("rnic")?)?;
         let pnet = pnet(source, file.tables("pnet")?, &rnics)?;
-        let mut listeners = listeners(source, file.tables("listener")?, &limits)?;
         let local = Local::read(source, file.table("local")?)?;
+        let mut listeners = listeners(source, file.tables("listener")?, &limits, &admin, &local)?;
         if listeners.is_empty() && local.door.is_none() {
             let why = "there is none, so nothing would be served; write at least one [[listener]], \
                        or socket under [local]";
@@ -330,7 +330,7 @@ fn pnet(
     tables: Vec<Section<'_>>,
     rnics: &[RnicConfig],
 ) -> Result<Vec<PnetEntry>, ConfigError> {
-    let mut devices = Unique::new("pnet entry");
+    let mut devices = Unique::new("another pnet entry");
     let mut found = Vec::new();
     for mut table in tables {
         let device = table.required("device")?;
@@ -352,9 +352,17 @@ fn listeners(
     source: Source<'_>,
     tables: Vec<Section<'_>>,
     limits: &Limits,
+    admin: &Admin,
+    local: &Local,
 ) -> Result<Vec<Listener>, ConfigError> {
-    let mut names = Unique::new("listener");
-    let mut binds = Unique::new("listener");
+    let mut names = Unique::new("another listener");
+    let mut binds = Unique::new("another listener");
+    if local.door.is_some() {
+        names.hold([LOCAL_CONNECT, LOCAL_ACCEPT], "the programs that come by local.socket");
+    }
+    // Of port 0, each has one of its own.
+    let admin = admin.listen.filter(|listen| listen.port() != 0);
+    binds.hold(admin.map(|listen| listen.to_string()), "admin.listen");
     let mut found = Vec::new();
     for mut table in tables {
         let name = table.required("name")?;
@@ -390,7 +398,11 @@ fn listeners(
             intercept,
             source: speaks_for,
             proxy_from: intercept::proxies(source, &mut table, accept)?,
-            connect_timeout: table.duration("connect_timeout", Duration::from_secs(5))?,
+            connect_timeout: table.duration_from(
+                "connect_timeout",
+                (Duration::from_millis(1), "reset every connection"),
+                Duration::from_secs(5),
+            )?,
             bounds: Bounds::read(source, &mut table, limits)?,
             tcp_nodelay: table.boolean("tcp_nodelay", true)?,
             tcp_keepalive: TcpKeepalive::read(&mut table)?,
@@ -418,21 +430,28 @@ fn poll(mut table: Section<'_>) -> Result<Poll, ConfigError> {
 
 /// Values that may occur once in the file.
 struct Unique {
-    what: &'static str,
-    seen: Vec<String>,
+    /// Who has them.
+    others: &'static str,
+    /// Each, and who has it.
+    seen: Vec<(String, &'static str)>,
 }
 
 impl Unique {
-    fn new(what: &'static str) -> Self {
-        Self { what, seen: Vec::new() }
+    fn new(others: &'static str) -> Self {
+        Self { others, seen: Vec::new() }
+    }
+
+    /// Something else has these values.
+    fn hold(&mut self, values: impl IntoIterator<Item: Into<String>>, who: &'static str) {
+        self.seen.extend(values.into_iter().map(|value| (value.into(), who)));
     }
 
     fn insert(&mut self, source: Source<'_>, text: &Placed<String>) -> Result<(), ConfigError> {
-        if self.seen.contains(&text.value) {
-            let why = format!("\"{}\" is taken by another {}", text.value, self.what);
-            return Err(text.error(source, format!("{why}; change one of them")));
+        if let Some((value, who)) = self.seen.iter().find(|(value, _)| *value == text.value) {
+            let why = format!("\"{value}\" is taken by {who}; change one of them");
+            return Err(text.error(source, why));
         }
-        self.seen.push(text.value.clone());
+        self.seen.push((text.value.clone(), self.others));
         Ok(())
     }
 }

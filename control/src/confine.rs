@@ -46,6 +46,11 @@ impl Confinement {
     pub fn begin(config: &Config, file: &Path) -> Self {
         let needs = Needs::of(config);
         let Confine { seccomp, landlock, drop_capabilities } = config.confine;
+        let threads = fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+        if config.confine.is_on() && threads > 1 {
+            let others = threads - 1;
+            tracing::warn!(others, "threads that run already keep capabilities and files");
+        }
         if config.confine.is_on()
             && let Err(error) = set_no_new_privs(true)
         {

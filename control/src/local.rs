@@ -34,11 +34,17 @@ use crate::config;
 use crate::slab::{Key, Slab};
 use crate::stats::Process;
 
-/// The door of a running gateway. Dropping it removes the socket.
+/// Where the door will be: a bound socket. Dropping it removes the socket.
 #[derive(Debug)]
-pub struct Door {
+pub struct Doorway {
     config: config::Door,
     socket: OwnedFd,
+}
+
+/// The door of a running gateway.
+#[derive(Debug)]
+pub struct Door {
+    way: Doorway,
     callers: Slab<Caller>,
     closer: Closer,
     /// Requests that came from those who may not ask, or were none.
@@ -68,13 +74,13 @@ pub struct Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
 
-impl Door {
+impl Doorway {
     /// Binds the socket, in place of one that a gateway has left that is no more.
     ///
     /// # Errors
     ///
     /// If it cannot be bound: another gateway has it, or the folder is not there.
-    pub fn open(config: &config::Door) -> io::Result<Self> {
+    pub fn bind(config: &config::Door) -> io::Result<Self> {
         let address = SocketAddrUnix::new(&config.socket)?;
         remove_what_is_left(&config.socket, &address)?;
         let socket = unix_socket()?;
@@ -82,13 +88,23 @@ impl Door {
         // Who may use it, `uids` and `gids` say.
         fs::set_permissions(&config.socket, Permissions::from_mode(0o666))?;
         listen(&socket, BACKLOG)?;
-        let (callers, closer) = (Slab::default(), Closer::start()?);
-        Ok(Self { config: config.clone(), socket, callers, closer, refused: 0 })
+        Ok(Self { config: config.clone(), socket })
+    }
+}
+
+impl Door {
+    /// Opens the door. That takes a thread, which may do whatever the one that calls this may do.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no room for another thread.
+    pub fn open(way: Doorway) -> io::Result<Self> {
+        Ok(Self { way, callers: Slab::default(), closer: Closer::start()?, refused: 0 })
     }
 
     /// Becomes readable when somebody comes.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.way.socket.as_fd()
     }
 
     /// The next program that has come; none if there is no other, or if that may not come in.
@@ -98,9 +114,9 @@ impl Door {
     /// As `accept(2)`, if none waits or the process is out of descriptors.
     pub fn accept(&mut self, now: Instant) -> rustix::io::Result<Option<Key>> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = accept_with(&self.socket, flags)?;
+        let socket = accept_with(&self.way.socket, flags)?;
         let who = credentials::of_peer(socket.as_fd()).ok();
-        let who = who.filter(|it| self.config.admits(it.uid, it.gid));
+        let who = who.filter(|it| self.way.config.admits(it.uid, it.gid));
         let who = who.filter(|it| self.make_room(it.uid));
         let Some(who) = who else {
             self.refused += 1;
@@ -181,17 +197,17 @@ impl Door {
 
     /// Whether bytes may go by shared memory.
     pub fn offers_rings(&self) -> bool {
-        self.config.rings
+        self.way.config.rings
     }
 
     /// What the operator says of it.
     pub fn config(&self) -> &config::Door {
-        &self.config
+        &self.way.config
     }
 
     /// How many connections a process may have.
     pub fn connections_per_process(&self) -> u32 {
-        self.config.connections_per_process
+        self.way.config.connections_per_process
     }
 
     /// Makes room for a caller of the user `uid`. If there is none, the user that has most callers
@@ -208,7 +224,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Doorway {
     fn drop(&mut self) {
         // Where it is not ours to remove, the next gateway finds that nobody answers there.
         let _ = fs::remove_file(&self.config.socket);
@@ -411,7 +427,7 @@ mod tests {
     fn door(folder: &Path) -> io::Result<Door> {
         let socket = folder.join("door");
         let (uids, gids) = (Vec::new(), Vec::new());
-        Door::open(&config::Door {
+        let way = Doorway::bind(&config::Door {
             socket,
             uids,
             gids,
@@ -419,7 +435,8 @@ mod tests {
             rings: true,
             shortcuts: config::Shortcuts::SameUser,
             shortcut_after: 32,
-        })
+        })?;
+        Door::open(way)
     }
 
     /// A program's side of a request.
@@ -528,7 +545,7 @@ mod tests {
         let error = door(folder.path()).unwrap_err();
         assert!(error.to_string().contains("another gateway"), "{error}");
         // As if it had been killed: the path is there, and nobody listens.
-        let path = first.config.socket.clone();
+        let path = first.way.config.socket.clone();
         let aside = folder.path().join("aside");
         fs::rename(&path, &aside).unwrap();
         drop(first);

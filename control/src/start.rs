@@ -28,7 +28,7 @@ use crate::entropy::random;
 use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
 use crate::intercept::{Interception, Led};
 use crate::listener::{Common, Listener};
-use crate::local::Door;
+use crate::local::{Door, Doorway};
 use crate::loopback::Loopback;
 use crate::measure;
 use crate::network::{Network, Place};
@@ -89,11 +89,12 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let common = Common::of(&config, &Arc::new(loopback));
     let Prepared { config, names, .. } = Prepared::of(config);
     let listeners = listen(&config, &names, &option, &common, &mut service)?;
-    let door = config.local.door.as_ref().map(open_door).transpose()?;
+    let doorway = config.local.door.as_ref().map(bind_doorway).transpose()?;
     let interception = intercept(&listeners)?;
     let nics = choose_nics(&config, &devices, &names);
-    // No other thread runs yet: what this one gives up, all others will not have.
+    // No other thread runs yet: what this one gives up, no other will have.
     let mut confinement = Confinement::begin(&config, file);
+    let door = doorway.map(Door::open).transpose().map_err(context(DOOR_IS_SHUT))?;
     look_at_access_log(&config)?;
     measure::serve();
     let (tap, taps) = mpsc::channel();
@@ -252,12 +253,12 @@ fn listen(
     Ok(listeners)
 }
 
-/// Lets local programs in.
-fn open_door(config: &config::Door) -> Result<Door, RunError> {
+/// Binds the socket at which local programs come in.
+fn bind_doorway(config: &config::Door) -> Result<Doorway, RunError> {
     let what = format!("local.socket {}", config.socket.display());
-    let door = Door::open(config).map_err(context(&what))?;
+    let doorway = Doorway::bind(config).map_err(context(&what))?;
     tracing::info!(socket = %config.socket.display(), "programs with the preload library come in");
-    Ok(door)
+    Ok(doorway)
 }
 
 /// Leads connections to those listeners that want it.
@@ -381,6 +382,7 @@ fn raise_descriptor_limit() {
     }
 }
 
+const DOOR_IS_SHUT: &str = "local.socket cannot be served";
 /// Answers of name servers that wait for the control thread.
 const ANSWERS_MAX: usize = 64;
 /// Questions of the admin thread in flight. It asks one at a time.

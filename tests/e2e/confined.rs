@@ -16,6 +16,8 @@ fn smoke_gateways_give_up_what_they_do_not_need() {
     let hosts = Hosts::new("smoke_gateways_give_up_what_they_do_not_need");
     let log = hosts.logs.join("access.log");
     let log = format!("[access_log]\nto = \"file\"\npath = \"{}\"\n", log.display());
+    // For programs of this host there is a thread more.
+    let log = format!("{log}[local]\nsocket = \"{}\"\n", hosts.logs.join("door").display());
     let near = Pair::client_side(&hosts, &[PORT]).table(&log);
     let far = Pair::server_side(&hosts, &[PORT]);
     let pair = Pair::start_these(&hosts, near, far.table("\n[confine]\nseccomp = false\n"));

@@ -82,11 +82,11 @@ impl Intercept {
         upstream: &Placed<Upstream>,
         (bind, accept): (SocketAddr, Protocol),
     ) -> Result<Option<Self>, ConfigError> {
-        let way = table.text("intercept")?;
+        let way = table.optional_word("intercept", &WAYS)?;
         let ports = table.port_ranges("intercept_ports")?;
         let networks = table.texts("intercept_networks")?;
         let cgroups = table.texts("intercept_cgroups")?;
-        let Some(way_text) = way else {
+        let Some(way) = way else {
             if upstream.value == Upstream::OriginalDst {
                 let why = "is missing: say how connections that are meant for others come here; \
                            write \"ebpf\", \"redirect\" or \"tproxy\"";
@@ -99,12 +99,6 @@ impl Intercept {
                 (None, None, None) => return Ok(None),
             };
             return Err(table.error(key, "has no effect without \"intercept\""));
-        };
-        let way = WAYS.iter().find(|(word, _)| *word == way_text.value).map(|(_, way)| *way);
-        let Some(way) = way else {
-            let why =
-                format!("\"{}\" is none of \"ebpf\", \"redirect\" and \"tproxy\"", way_text.value);
-            return Err(way_text.error(source, why));
         };
         if upstream.value != Upstream::OriginalDst {
             let why = "connections that are intercepted go on to where they wanted to; write \
@@ -262,7 +256,7 @@ mod tests {
                 "\"original-dst\"",
             ),
             ("upstream = '10.8.0.2:1'\nintercept_ports = [1]", "intercept_ports", "no effect"),
-            ("upstream = 'original-dst'\nintercept = 'bpf'", "intercept", "none of"),
+            ("upstream = 'original-dst'\nintercept = 'bpf'", "intercept", "is not known"),
             (
                 "upstream = 'original-dst'\nintercept = 'redirect'\nintercept_ports = [1]\n\
                  intercept_cgroups = ['/apps']",

@@ -143,9 +143,9 @@ pub(super) fn rnics(
     source: Source<'_>,
     tables: Vec<Section<'_>>,
 ) -> Result<Vec<RnicConfig>, ConfigError> {
-    let mut names = Unique::new("rnic");
-    let mut devices = Unique::new("rnic");
-    let mut addresses = Unique::new("rnic");
+    let mut names = Unique::new("another rnic");
+    let mut devices = Unique::new("another rnic");
+    let mut addresses = Unique::new("another rnic");
     let mut found = Vec::new();
     for mut table in tables {
         let name = table.required("name")?;

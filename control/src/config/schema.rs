@@ -110,7 +110,11 @@ impl Config {
         let mut schema = learned.table(&[]);
         schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
         schema["title"] = json!("The configuration of smcgate");
-        schema["required"] = json!(["listener"]);
+        let has_socket = json!({"required": ["socket"]});
+        schema["anyOf"] = json!([
+            {"required": ["listener"]},
+            {"required": ["local"], "properties": {"local": has_socket}},
+        ]);
         schema
     }
 }

@@ -226,13 +226,25 @@ impl<'a> Section<'a> {
         key: &'static str,
         default: Duration,
     ) -> Result<Duration, ConfigError> {
+        self.duration_from(key, (Duration::ZERO, ""), default)
+    }
+
+    /// A duration at `key` of at least `least`; if it is shorter, what that would do.
+    pub(super) fn duration_from(
+        &mut self,
+        key: &'static str,
+        (least, would): (Duration, &str),
+        default: Duration,
+    ) -> Result<Duration, ConfigError> {
         let source = self.source;
-        match self.take_text(key, Shape::Duration)? {
-            None => Ok(default),
-            Some(text) => {
-                super::duration::parse(&text.value).map_err(|why| text.error(source, why))
-            }
+        let Some(text) = self.take_text(key, Shape::Duration)? else { return Ok(default) };
+        let time = super::duration::parse(&text.value).map_err(|why| text.error(source, why))?;
+        if time < least {
+            let [least, default] = [least, default].map(super::shown::duration);
+            let why = format!("less than {least} would {would}; write \"{default}\"");
+            return Err(text.error(source, why));
         }
+        Ok(time)
     }
 
     /// One of a few words at `key`.
@@ -242,11 +254,20 @@ impl<'a> Section<'a> {
         words: &[(&str, T)],
         default: T,
     ) -> Result<T, ConfigError> {
+        Ok(self.optional_word(key, words)?.unwrap_or(default))
+    }
+
+    /// One of a few words at `key`, if there is one.
+    pub(super) fn optional_word<T: Copy>(
+        &mut self,
+        key: &'static str,
+        words: &[(&str, T)],
+    ) -> Result<Option<T>, ConfigError> {
         let source = self.source;
         let shape = Shape::Word(words.iter().map(|(word, _)| (*word).to_owned()).collect());
-        let Some(text) = self.take_text(key, shape)? else { return Ok(default) };
+        let Some(text) = self.take_text(key, shape)? else { return Ok(None) };
         match words.iter().find(|(word, _)| *word == text.value) {
-            Some((_, meaning)) => Ok(*meaning),
+            Some((_, meaning)) => Ok(Some(*meaning)),
             None => {
                 let all: Vec<_> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
                 let why = format!("\"{}\" is not known; write {}", text.value, all.join(" or "));

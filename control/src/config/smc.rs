@@ -85,11 +85,6 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
         let why = format!("{least} is more than rmbe_size, which is {most}; write {most} or less");
         return Err(table.error("rmbe_size_min", why));
     }
-    let handshake_timeout = table.duration("handshake_timeout", Duration::from_secs(10))?;
-    if handshake_timeout < HANDSHAKE_TIMEOUT_MIN {
-        let why = "less than 100ms would end rendezvous that go well; write \"10s\"";
-        return Err(table.error("handshake_timeout", why));
-    }
     let smc = Smc {
         option,
         assume_peers,
@@ -100,9 +95,21 @@ pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Smc, Co
         rmbe_size_min: least.unwrap_or(RMBE_SIZE_LEAST),
         rmb_elements: table.count("rmb_elements", 1..256, 255)?,
         send_pool: table.number("send_pool", (1 << 20)..(1 << 40), 32 << 20)?.value,
-        handshake_timeout,
-        test_link_idle: table.duration("test_link_idle", Duration::from_secs(30))?,
-        test_link_timeout: table.duration("test_link_timeout", Duration::from_secs(2))?,
+        handshake_timeout: table.duration_from(
+            "handshake_timeout",
+            (Duration::from_millis(100), "end rendezvous that go well"),
+            Duration::from_secs(10),
+        )?,
+        test_link_idle: table.duration_from(
+            "test_link_idle",
+            (Duration::from_millis(10), "do little but ask"),
+            Duration::from_secs(30),
+        )?,
+        test_link_timeout: table.duration_from(
+            "test_link_timeout",
+            (Duration::from_millis(10), "give up links that are well"),
+            Duration::from_secs(2),
+        )?,
         idle_group_server: table.duration("idle_group_server", Duration::from_secs(600))?,
         idle_group_client: table.duration("idle_group_client", Duration::from_secs(610))?,
         kept_max: table.count("kept_max", 0..KEPT_MOST, 256)? as usize,
@@ -136,8 +143,6 @@ pub(super) fn rmbe_size(
 const RMBE_SIZE: u32 = 262_144;
 /// Not all that there can be, or there would be no room for others.
 const KEPT_MOST: u32 = 4_097;
-/// A rendezvous that goes well takes less, also on a busy host.
-const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// RFC 7609 allows 16 KiB to 512 KiB in its notation (A.2.3).
 const RMBE_SIZE_LEAST: u32 = 16_384;
 const RMBE_SIZE_MAX: u64 = 524_288;

@@ -309,8 +309,8 @@ fn other_tables_are_checked_too() {
         ),
         (
             "[polling]",
-            ":5: polling: is not a key; known here: limits, admin, rnic, pnet, listener, \
-             local, poll, smc, dns, access_log, confine, drain_timeout, log",
+            ":5: polling: is not a key; known here: limits, admin, rnic, pnet, local, \
+             listener, poll, smc, dns, access_log, confine, drain_timeout, log",
         ),
         (
             "[admin]\nlisten='9180'",
@@ -323,6 +323,55 @@ fn other_tables_are_checked_too() {
         ),
     ];
     are_refused(&table);
+}
+
+/// What else has names and addresses must keep them.
+#[test]
+fn names_and_addresses_of_others_are_taken() {
+    are_refused(&[
+        (
+            "[[listener]]\nname='b'\nbind='127.0.0.1:9180'\nupstream='x:1'",
+            ":7: listener.b.bind: \"127.0.0.1:9180\" is taken by admin.listen; \
+             change one of them",
+        ),
+        (
+            "[local]\nsocket='/run/x'\n\
+             [[listener]]\nname='local-accept'\nbind='127.0.0.1:3'\nupstream='x:1'",
+            ":8: listener.name: \"local-accept\" is taken by the programs that come by \
+             local.socket; change one of them",
+        ),
+    ]);
+}
+
+/// Zero means "never" in some places. Where it would mean "at once", it is a mistake.
+#[test]
+fn times_are_long_enough_to_be_meant() {
+    are_refused(&[
+        (
+            "[smc]\nhandshake_timeout='0s'",
+            ":6: smc.handshake_timeout: less than 100ms would end rendezvous that go well; \
+             write \"10s\"",
+        ),
+        (
+            "connect_timeout='0s'",
+            ":5: listener.a.connect_timeout: less than 1ms would reset every connection; \
+             write \"5s\"",
+        ),
+        (
+            "check={timeout='0s'}",
+            ":5: listener.a.check.timeout: less than 1ms would find every server down; \
+             write \"1s\"",
+        ),
+        (
+            "[smc]\ntest_link_timeout='0s'",
+            ":6: smc.test_link_timeout: less than 10ms would give up links that are well; \
+             write \"2s\"",
+        ),
+        (
+            "[smc]\ntest_link_idle='9ms'",
+            ":6: smc.test_link_idle: less than 10ms would do little but ask; write \"30s\"",
+        ),
+    ]);
 }
 
 /// The protocol's own numbers, wrong in each way that would only show with a peer.
@@ -347,11 +396,6 @@ fn the_protocol_is_checked_too() {
         (
             "[smc]\nrmbe_size=70000",
             ":6: smc.rmbe_size: 70000 is no power of two; write 65536 or 131072",
-        ),
-        (
-            "[smc]\nhandshake_timeout='0s'",
-            ":5: smc.handshake_timeout: less than 100ms would end rendezvous that go well; \
-             write \"10s\"",
         ),
         (
             "[smc]\nrmbe_size=32768\nrmbe_size_min=65536",

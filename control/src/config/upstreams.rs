@@ -109,15 +109,19 @@ impl Check {
         let is_wanted = parent.has("check");
         let mut table = parent.table("check")?;
         let check = Self {
-            interval: table.duration("interval", Duration::from_secs(2))?,
-            timeout: table.duration("timeout", Duration::from_secs(1))?,
+            interval: table.duration_from(
+                "interval",
+                (Duration::from_millis(10), "be a load of its own"),
+                Duration::from_secs(2),
+            )?,
+            timeout: table.duration_from(
+                "timeout",
+                (Duration::from_millis(1), "find every server down"),
+                Duration::from_secs(1),
+            )?,
             fall: table.count("fall", 1..101, 3)?,
             rise: table.count("rise", 1..101, 2)?,
         };
-        if check.interval < INTERVAL_MIN {
-            let why = "less than 10ms would be a load of its own; write \"2s\"";
-            return Err(table.error("interval", why));
-        }
         table.finish()?;
         Ok(is_wanted.then_some(check))
     }
@@ -128,7 +132,6 @@ pub(super) const BALANCES: [(&str, Balance); 3] = [
     ("least-connections", Balance::LeastConnections),
     ("source", Balance::Source),
 ];
-const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
