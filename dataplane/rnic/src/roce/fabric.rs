@@ -104,9 +104,12 @@ impl<W: Wire> Fabric<W> {
         self.wire
     }
 
-    /// Moves events from the inbox to `out`, as many as fit.
+    /// Moves events from the inbox to `out`, as many as fit beside completions: a peer that floods
+    /// us with messages must not keep others from hearing that their requests are done, as what
+    /// they may send depends on that.
     fn report(&mut self, out: &mut Vec<Completion>) {
-        while out.len() < out.capacity()
+        let most = out.capacity() - out.capacity() / 4;
+        while out.len() < most
             && let Some(event) = self.inbox.pop()
         {
             match event {

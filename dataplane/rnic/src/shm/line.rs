@@ -76,8 +76,11 @@ impl Line {
         }
         let whole = !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
         match Message::decode(&packet[..received.bytes.min(LEN + 1)]).filter(|_| whole) {
-            Some(message) => Packet::Message(message, descriptors),
-            None => Packet::Nonsense,
+            // To close what nobody has asked for may take long, and would cost no peer anything.
+            Some(message) if descriptors.len() <= message.descriptors() => {
+                Packet::Message(message, descriptors)
+            }
+            Some(_) | None => Packet::Nonsense,
         }
     }
 }

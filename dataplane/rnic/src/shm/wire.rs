@@ -43,6 +43,15 @@ pub(super) enum Message {
 }
 
 impl Message {
+    /// How many descriptors come with it.
+    pub(super) fn descriptors(&self) -> usize {
+        match self {
+            Self::Hello { .. } => 3,
+            Self::Grant { .. } => 1,
+            Self::Welcome | Self::Ask(_) | Self::Refuse(_) | Self::Revoke(_) => 0,
+        }
+    }
+
     pub(super) fn encode(&self) -> [u8; LEN] {
         let mut out = [0; LEN];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);

@@ -27,7 +27,7 @@ use super::REGION_MAX;
 use super::bell::Bell;
 use super::callers::{Caller, Callers};
 use super::directory::name_of;
-use super::doubtful::Doubtful;
+use super::doubtful::{self, Doubtful};
 use super::line::{Line, Packet};
 use super::ring::Ring;
 use super::shared::{Inbox, Job, News, Shared};
@@ -250,6 +250,9 @@ impl Worker {
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
+            if doubtful::too_many_wait() {
+                return thread::sleep(TICK);
+            }
             match accept_with(&self.listener, flags) {
                 Ok(socket) => {
                     let line = self.watch(socket).ok();
@@ -384,6 +387,8 @@ impl Worker {
             && let Some(end) = self.ends.get(&qpn)
             && matches!(end.stage, Stage::Apart)
             && (end.peer, end.own.psn) == (caller, psn)
+            // That job may have been the one to answer, in vain.
+            && self.callers.find(token).is_some()
         {
             self.answer(token, qpn);
         }

@@ -498,6 +498,21 @@ fn a_slow_caller_makes_peers_wait() {
     assert_eq!(couple.nodes[0].done.len(), 300);
 }
 
+/// A peer that floods us with messages must not keep those from going on to whom we write.
+#[test]
+fn a_flood_of_messages_does_not_hide_completions() {
+    let mut couple = Couple::new(1, Odds::default());
+    couple.nodes[1].out = Vec::with_capacity(16);
+    couple.write(1, 0, &pattern(5_000, 1), 7);
+    for round in 0..300 {
+        while couple.nodes[0].fabric.room(couple.nodes[0].qp) > 0 {
+            couple.nodes[0].send([1; 44], round);
+        }
+        couple.turn();
+    }
+    assert_eq!(couple.nodes[1].done, [(Tag(7), Status::Done)]);
+}
+
 #[test]
 fn a_released_queue_pair_flushes_and_its_number_is_free_again() {
     let mut couple = Couple::new(1, Odds::default());

@@ -226,6 +226,40 @@ fn who_comes_again_is_told_that_nobody_is_there() {
     breaks(&mut nics, qps, qp, QpError::RetriesExceeded);
 }
 
+/// A caller may come just before our control thread tells us of its queue pair. It was answered
+/// twice then, and the second time it was gone.
+#[test]
+fn a_useless_hello_that_comes_too_early_breaks_its_queue_pair_only() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    for _ in 0..30 {
+        let victim = &mut nics[1];
+        let opening = victim.rnic.open_for(victim.domain, Messages::Long).unwrap();
+        let address = opening.address();
+        let line = hostile.call(address.gid);
+        // It is accepted by then.
+        thread::sleep(Duration::from_millis(2));
+        line.send(&hostile.hello_to(address), &[]).unwrap();
+        let qp = opening.connect(hostile.address()).unwrap();
+        let qp = victim.fabric.adopt(now(), qp);
+        victim.send(qp, HELLO);
+        breaks(&mut nics, qps, qp, QpError::RetriesExceeded);
+    }
+}
+
+/// Whoever brings descriptors that nobody has asked for would have us close them, and wait.
+#[test]
+fn descriptors_that_nobody_has_asked_for_break_their_queue_pair_only() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let captured = hostile.capture(&mut nics[1]);
+    let (reader, _writer) = pair_of(SocketType::STREAM);
+    captured.line.send(&Message::Revoke(Rkey(1)), &[reader.as_fd()]).unwrap();
+    breaks(&mut nics, qps, captured.qp, QpError::PeerMisbehaved);
+}
+
 /// A peer that has much to say to the worker keeps nobody waiting who has something to say, too.
 #[test]
 fn who_talks_without_end_is_heard_once() {
