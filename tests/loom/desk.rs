@@ -53,7 +53,9 @@ impl Desk {
         match self.mail.place_of(CONNECTION, GROUP) {
             _ if self.has_connection => self.taken_in += 1,
             Place::Coming => self.parked += 1,
-            Place::At(desk) => self.mail.pass_on(desk, GROUP, &message).expect("few messages"),
+            Place::At(desk) => {
+                self.mail.pass_on(desk, GROUP, message.into()).expect("few messages")
+            }
             place @ (Place::Here | Place::Foreign | Place::Unknown) => {
                 panic!("lost: {place:?}")
             }

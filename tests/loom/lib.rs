@@ -36,6 +36,23 @@ pub mod names {
 }
 
 #[allow(missing_docs, reason = "a model of a larger type")]
+pub mod parked {
+    use smcr_proto::wire::cdc::Cdc;
+
+    #[derive(Clone, Copy, Debug)]
+    pub struct Waiting {
+        pub message: Cdc,
+        pub replaces: bool,
+    }
+
+    impl From<Cdc> for Waiting {
+        fn from(message: Cdc) -> Self {
+            Self { message, replaces: false }
+        }
+    }
+}
+
+#[allow(missing_docs, reason = "a model of a larger type")]
 pub mod stages {
     /// Counters as all others, which one thread writes.
     #[derive(Debug, Default)]

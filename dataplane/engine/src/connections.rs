@@ -186,7 +186,7 @@ mod tests {
         let mut connections = Connections::new();
         let [first, second] = [1, 2].map(|generation| ConnectionId { slot: 5, generation });
         let message = Cdc { sequence: 9, ..Cdc::default() };
-        connections.expect(first).push(message);
+        connections.expect(first).push(message.into());
         connections.forget(second);
         assert_eq!(connections.expect(first).first(), Some(&message));
         assert_eq!(connections.insert(relay(first)).first(), Some(&message));
@@ -225,9 +225,9 @@ mod tests {
     fn a_connection_that_does_not_come_makes_room_for_the_next() {
         let mut connections = Connections::new();
         let [first, second] = [1, 2].map(|generation| ConnectionId { slot: 5, generation });
-        connections.expect(first).push(Cdc::default());
+        connections.expect(first).push(Cdc::default().into());
         assert_eq!(connections.expect(second).first(), None);
-        connections.expect(first).push(Cdc::default());
+        connections.expect(first).push(Cdc::default().into());
         assert_eq!(connections.insert(relay(second)).first(), None);
         connections.forget(first);
         assert!(connections.relay(second).is_some());

@@ -12,10 +12,11 @@ pub const LETTERS_MAX: usize = 4_096;
 pub const REPORTS_MAX: usize = 8_192;
 /// Commands obeyed in one turn.
 pub const OBEY_PER_TURN_MAX: usize = 64;
-/// Letters opened in one turn.
-pub const LETTERS_PER_TURN_MAX: usize = 64;
 /// Completions taken from the NIC in one turn.
 pub const REAP_PER_TURN_MAX: usize = 1_024;
+/// Letters opened in one turn. Most are messages that another poller has taken from its NIC: with
+/// fewer they could wait for longer than a failover waits for them.
+pub const LETTERS_PER_TURN_MAX: usize = REAP_PER_TURN_MAX;
 /// Socket events taken in one turn, at most.
 pub const EVENTS_PER_TURN_MAX: usize = 256;
 /// Socket events taken in one turn, unless more wait turn after turn.

@@ -8,12 +8,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::OnceLock;
 
 use smcr_proto::AlertToken;
-use smcr_proto::wire::cdc::Cdc;
 
 use crate::limits::{LETTERS_MAX, VALIDATIONS_WAITING_MAX};
 use crate::mailbox::{Receiver, Sender};
 use crate::names::{ConnectionId, GroupId};
 use crate::owners::{Owner, Owners};
+use crate::parked::Waiting;
 use crate::sync::Arc;
 
 /// What one poller says to another. `T` is a connection.
@@ -26,7 +26,7 @@ pub enum Letter<T> {
         /// The link group of that link.
         group: GroupId,
         /// The message. Its token names the connection.
-        message: Cdc,
+        message: Waiting,
     },
     /// Reset this connection of yours on both sides.
     Abort {
@@ -139,7 +139,8 @@ impl<T> ToNeighbour<T> {
     /// connection: each says everything the ones before it said. Failover validations are never
     /// replaced, so there may be a few of one connection and no more. So no queue grows beyond what
     /// connections there are, whatever peers say.
-    fn put_message(&mut self, group: GroupId, message: Cdc) -> Result<(), Flooded> {
+    fn put_message(&mut self, group: GroupId, waiting: Waiting) -> Result<(), Flooded> {
+        let message = waiting.message;
         let place = self.left + self.waiting.len() as u64;
         let nothing = Spoken { messages: 0, validations: 0, last: 0, aborted: false };
         let spoken = self.spoken_of.entry(message.token).or_insert(nothing);
@@ -149,8 +150,8 @@ impl<T> ToNeighbour<T> {
             let Letter::Deliver { message: last, .. } = &mut self.waiting[last] else {
                 panic!("what is spoken of a connection is a message");
             };
-            if !last.failover_validation && !message.failover_validation {
-                *last = message;
+            if !last.message.failover_validation && !message.failover_validation {
+                *last = Waiting { message, replaces: true };
                 return Ok(());
             }
             if spoken.validations + validates > VALIDATIONS_WAITING_MAX {
@@ -164,7 +165,7 @@ impl<T> ToNeighbour<T> {
         spoken.messages += 1;
         spoken.validations += validates;
         spoken.last = place;
-        self.waiting.push_back(Letter::Deliver { group, message });
+        self.waiting.push_back(Letter::Deliver { group, message: waiting });
         Ok(())
     }
 
@@ -172,7 +173,7 @@ impl<T> ToNeighbour<T> {
     fn pop(&mut self) -> Option<Letter<T>> {
         let letter = self.waiting.pop_front()?;
         self.left += 1;
-        if let Letter::Deliver { message, .. } = &letter {
+        if let Letter::Deliver { message: Waiting { message, .. }, .. } = &letter {
             let spoken = self.spoken_of.get_mut(&message.token).expect("it was counted");
             spoken.messages -= 1;
             spoken.validations -= usize::from(message.failover_validation);
@@ -186,7 +187,7 @@ impl<T> ToNeighbour<T> {
     /// Puts back what was popped last: there was no room for it.
     fn put_back(&mut self, letter: Letter<T>) {
         self.left -= 1;
-        if let Letter::Deliver { message, .. } = &letter {
+        if let Letter::Deliver { message: Waiting { message, .. }, .. } = &letter {
             let nothing = Spoken { messages: 0, validations: 0, last: self.left, aborted: false };
             let spoken = self.spoken_of.entry(message.token).or_insert(nothing);
             spoken.messages += 1;
@@ -260,18 +261,18 @@ impl<T> Mail<T> {
         &mut self,
         neighbour: usize,
         group: GroupId,
-        message: &Cdc,
+        message: Waiting,
     ) -> Result<(), Flooded> {
         self.write_to(neighbour);
         let outbox = &mut self.outboxes[neighbour];
         if outbox.waiting.is_empty() {
-            let letter = Letter::Deliver { group, message: *message };
+            let letter = Letter::Deliver { group, message };
             if self.neighbours.at(neighbour).push(letter).is_ok() {
                 outbox.posted = true;
                 return Ok(());
             }
         }
-        let passed = outbox.put_message(group, *message);
+        let passed = outbox.put_message(group, message);
         self.post_to(neighbour);
         passed
     }
@@ -317,18 +318,23 @@ impl<T> Mail<T> {
 
 #[cfg(test)]
 mod tests {
+    use smcr_proto::wire::cdc::Cdc;
+
     use super::*;
 
     const GROUP: GroupId = GroupId(1);
 
-    fn message(token: u32, sequence: u16, failover_validation: bool) -> Cdc {
-        Cdc { token: AlertToken(token), sequence, failover_validation, ..Cdc::default() }
+    fn message(token: u32, sequence: u16, failover_validation: bool) -> Waiting {
+        let token = AlertToken(token);
+        Cdc { token, sequence, failover_validation, ..Cdc::default() }.into()
     }
 
     /// Sequence numbers of what waits of one connection, validations marked.
     fn waiting(outbox: &ToNeighbour<()>, token: u32) -> Vec<(u16, bool)> {
         let of = |letter: &Letter<()>| {
-            let Letter::Deliver { message, .. } = letter else { return None };
+            let Letter::Deliver { message: Waiting { message, .. }, .. } = letter else {
+                return None;
+            };
             let here = message.token.0 == token;
             here.then_some((message.sequence, message.failover_validation))
         };
@@ -358,6 +364,12 @@ mod tests {
         }
         outbox.put_message(GROUP, message(7, 4, false)).unwrap();
         assert_eq!(waiting(&outbox, 7), [(4, false)]);
+        // Whoever takes it in must not ask the peer for those before it.
+        let marked = outbox.waiting.iter().filter_map(|letter| match letter {
+            Letter::Deliver { message, .. } => message.replaces.then_some(message.message.token),
+            Letter::Adopt(()) | Letter::Abort { .. } | Letter::CloseKept { .. } => None,
+        });
+        assert_eq!(marked.collect::<Vec<_>>(), [AlertToken(7)]);
         while outbox.pop().is_some() {}
         assert!(outbox.spoken_of.is_empty(), "nothing is kept of what has left");
     }

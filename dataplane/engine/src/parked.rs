@@ -18,18 +18,26 @@ pub(crate) struct Parked {
     doom: Option<Ending>,
 }
 
-/// A message that waits.
+/// A message that waits, or has waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Waiting {
+pub struct Waiting {
+    /// The message.
     pub(crate) message: Cdc,
-    /// It stands in the place of messages before it, whose numbers are missing now.
+    /// It stands in the place of messages before it, whose numbers are missing now. The peer has
+    /// nothing to do with that.
     pub(crate) replaces: bool,
+}
+
+impl From<Cdc> for Waiting {
+    fn from(message: Cdc) -> Self {
+        Self { message, replaces: false }
+    }
 }
 
 impl Parked {
     /// Parks a message behind all others. Returns whether all of them are still there.
-    pub(crate) fn push(&mut self, message: Cdc) -> bool {
-        let validates = message.failover_validation;
+    pub(crate) fn push(&mut self, waiting: Waiting) -> bool {
+        let validates = waiting.message.failover_validation;
         if validates && self.validations >= VALIDATIONS_WAITING_MAX {
             self.doom(Ending::PeerMisbehaved);
             return false;
@@ -40,11 +48,11 @@ impl Parked {
             && !validates
             && !last.message.failover_validation
         {
-            *last = Waiting { message, replaces: true };
+            *last = Waiting { replaces: true, ..waiting };
             return false;
         }
         self.validations += usize::from(validates);
-        self.messages.push(Waiting { message, replaces: false });
+        self.messages.push(waiting);
         // Full, then one validation before all others, and one message behind each of the others.
         assert!(self.messages.len() <= PARKED_MAX + 1 + 2 * VALIDATIONS_WAITING_MAX);
         true
@@ -55,7 +63,7 @@ impl Parked {
         assert!(validation.failover_validation);
         assert!(self.first().is_some_and(|first| !first.failover_validation));
         self.validations += 1;
-        self.messages.insert(0, Waiting { message: validation, replaces: false });
+        self.messages.insert(0, validation.into());
     }
 
     /// The message that has waited longest, or explains what it waits for.
@@ -83,8 +91,8 @@ impl Parked {
 mod tests {
     use super::*;
 
-    fn message(sequence: u16, failover_validation: bool) -> Cdc {
-        Cdc { sequence, failover_validation, ..Cdc::default() }
+    fn message(sequence: u16, failover_validation: bool) -> Waiting {
+        Cdc { sequence, failover_validation, ..Cdc::default() }.into()
     }
 
     fn numbers(parked: Parked) -> Vec<(u16, bool)> {
@@ -100,6 +108,10 @@ mod tests {
         let most = u16::try_from(PARKED_MAX).unwrap();
         assert!((0..most).all(|sequence| parked.push(message(sequence, false))));
         assert!(!parked.push(message(most, false)) && !parked.push(message(most + 1, false)));
+        // What it has replaced before, on its way here, it still replaces.
+        let mut elsewhere = Parked::default();
+        elsewhere.push(Waiting { replaces: true, ..message(9, false) });
+        assert_eq!(numbers(elsewhere), [(9, true)]);
         let mut expected: Vec<_> = (0..most - 1).map(|sequence| (sequence, false)).collect();
         expected.push((most + 1, true));
         assert_eq!(numbers(parked), expected);
@@ -118,8 +130,8 @@ mod tests {
         for (number, validates) in [(100, true), (101, false), (102, false)] {
             assert_eq!(parked.push(message(number, validates)), number != 102);
         }
-        parked.push_first(message(99, true));
-        assert_eq!(parked.first(), Some(&message(99, true)));
+        parked.push_first(message(99, true).message);
+        assert_eq!(parked.first(), Some(&message(99, true).message));
         assert_eq!(parked.doomed(), None);
         let all = numbers(parked);
         assert_eq!(all.len(), PARKED_MAX + 3);
@@ -138,7 +150,7 @@ mod tests {
             parked.push(message(sequence, sequence % 2 == 0));
             if sequence == 130 {
                 assert_eq!(parked.doomed(), None, "an honest peer may do that");
-                parked.push_first(message(99, true));
+                parked.push_first(message(99, true).message);
             }
         }
         assert_eq!(parked.doomed(), Some(Ending::PeerMisbehaved));

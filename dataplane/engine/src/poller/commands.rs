@@ -43,7 +43,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             let Some(letter) = self.mail.receive() else { break };
             match letter {
                 Letter::Adopt(migrant) => self.adopt(now, migrant),
-                Letter::Deliver { group, message } => self.deliver(now, group, &message),
+                Letter::Deliver { group, message } => self.deliver(now, group, message),
                 Letter::Abort { connection } => self.abort(now, connection),
                 Letter::CloseKept { connection } => self.close_kept(now, connection),
             }

@@ -10,6 +10,7 @@ use crate::handoff::Report;
 use crate::limits::LLC_UNHEARD_MAX;
 use crate::mail::{Flooded, Place};
 use crate::names::{ConnectionId, GroupId, LinkId, LlcBytes};
+use crate::parked::Waiting;
 use crate::requests::Request;
 use crate::streams::Streams;
 
@@ -117,7 +118,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
             self.shared.counters.cdc_malformed.add(1);
             return;
         };
-        self.deliver(now, group, &cdc);
+        self.deliver(now, group, cdc.into());
     }
 
     /// Which poller has connection `id`, as far as a link of `group` may know.
@@ -133,12 +134,12 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Delivers a CDC message, which came on a link of `group`, here or at another poller.
-    pub(super) fn deliver(&mut self, now: Instant, group: GroupId, message: &Cdc) {
+    pub(super) fn deliver(&mut self, now: Instant, group: GroupId, message: Waiting) {
         // RFC 7609 4.7.1 #3: find connection by alert token
-        let id = ConnectionId::from_token(message.token);
+        let id = ConnectionId::from_token(message.message.token);
         match self.place_of(id, group) {
             // RFC 7609 A.4 #2: process CDC on the data path
-            Place::Here => self.receive_cdc(now, message),
+            Place::Here => self.receive_cdc(now, id, message),
             // RFC 7609 3.5.2.4 #5: keep data that precedes Confirm
             Place::Coming => self.park(id, message),
             Place::At(neighbour) => {
@@ -153,18 +154,17 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
     }
 
     /// Takes in a CDC message about a connection in the table.
-    fn receive_cdc(&mut self, now: Instant, cdc: &Cdc) {
-        let id = ConnectionId::from_token(cdc.token);
+    fn receive_cdc(&mut self, now: Instant, id: ConnectionId, message: Waiting) {
         let (connections, mut turn) = self.lend(now);
         let relay = connections.relay(id).expect("it is here");
-        let outcome = relay.receive(&mut turn, cdc);
+        let outcome = relay.receive(&mut turn, message);
         self.apply(now, id.slot, outcome);
     }
 
     /// Keeps a CDC message until its connection comes to this poller, from its rendezvous or from a
     /// neighbour.
-    fn park(&mut self, id: ConnectionId, cdc: &Cdc) {
-        let kept = self.connections.expect(id).push(*cdc);
+    fn park(&mut self, id: ConnectionId, message: Waiting) {
+        let kept = self.connections.expect(id).push(message);
         self.shared.counters.cdc_parked.add(kept.into());
         self.shared.counters.cdc_parked_overflow.add((!kept).into());
     }

@@ -6,7 +6,7 @@ use smcr_proto::Instant;
 use smcr_proto::connection::{Arrival, Connection};
 use smcr_proto::wire::cdc::Cdc;
 
-use crate::parked::Parked;
+use crate::parked::{Parked, Waiting};
 
 /// A CDC message that must wait for earlier ones, mostly a failover validation, and the messages
 /// that came after it.
@@ -33,20 +33,25 @@ pub(super) fn hold<R>(
     held: &mut Option<Held>,
     connection: &Connection<R>,
     now: Instant,
-    cdc: &Cdc,
+    waiting: Waiting,
 ) -> bool {
-    let arrival = connection.arrival(cdc, held.as_ref().map(Held::first));
+    let first = held.as_ref().map(Held::first);
+    // Nobody can explain a gap that we have made.
+    if first.is_none() && waiting.replaces {
+        return false;
+    }
+    let arrival = connection.arrival(&waiting.message, first);
     if arrival == Arrival::InOrder {
         return false;
     }
     match held {
-        Some(held) if arrival == Arrival::WaitsFirst => held.messages.push_first(*cdc),
+        Some(held) if arrival == Arrival::WaitsFirst => held.messages.push_first(waiting.message),
         Some(held) => {
-            held.messages.push(*cdc);
+            held.messages.push(waiting);
         }
         None => {
             let mut messages = Parked::default();
-            messages.push(*cdc);
+            messages.push(waiting);
             *held = Some(Held { messages, until: now + HOLD });
         }
     }
@@ -57,3 +62,42 @@ pub(super) fn hold<R>(
 /// than any poller needs to empty its completion queue and its mailbox, and too short for users to
 /// notice.
 const HOLD: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use smcr_proto::AlertToken;
+    use smcr_proto::connection::{ConnectionSetup, Streams};
+    use smcr_proto::ring::Ring;
+    use smcr_proto::wire::cdc::Cursor;
+
+    use super::*;
+
+    /// A poller that was far behind has dropped a message in favour of the next one. It waited for
+    /// the first, and then reset a connection that was ending in order.
+    #[test]
+    fn a_gap_of_our_own_making_is_not_waited_for() {
+        const T0: Instant = Instant(0);
+        let mut us = Connection::<()>::new(ConnectionSetup {
+            peer_token: AlertToken(1),
+            element: Ring::new(65_536),
+            peer_element: Ring::new(65_536),
+            close_wait: Duration::from_secs(5),
+            streams: Streams::One,
+        });
+        let said = |sequence, count| {
+            let producer = Cursor { wrap: 0, count };
+            Cdc { sequence, producer, ..Cdc::default() }
+        };
+        us.handle_cdc(T0, &said(1, 100)).unwrap();
+        let last = Cdc { sending_done: true, ..said(3, 300) };
+        assert!(hold(&mut None, &us, T0, last.into()));
+        let last = Waiting { message: last, replaces: true };
+        assert!(!hold(&mut None, &us, T0, last));
+        // Behind others that wait it is in order, and is still one of ours when its turn comes.
+        let mut held = None;
+        assert!(hold(&mut held, &us, T0, Cdc { sending_done: true, ..said(3, 200) }.into()));
+        let last = Waiting { message: Cdc { sequence: 5, ..last.message }, replaces: true };
+        assert!(hold(&mut held, &us, T0, last));
+        assert_eq!(held.unwrap().messages.into_messages().last(), Some(last));
+    }
+}

@@ -170,17 +170,18 @@ impl<T> Relay<T> {
     pub(crate) fn receive(
         &mut self,
         turn: &mut Turn<'_, impl Streams<Stream = T>>,
-        cdc: &Cdc,
+        waiting: Waiting,
     ) -> Outcome {
         let smc = self.far.smc();
-        if smc.holds(turn.now, cdc) {
+        if smc.holds(turn.now, waiting) {
             turn.counters.cdc_held.add(1);
             return match smc.doomed() {
                 None => Outcome::Rests,
                 Some(ending) => self.reset(turn, ending),
             };
         }
-        let outcome = self.take_in(turn, cdc);
+        self.expect_gap_before(waiting);
+        let outcome = self.take_in(turn, &waiting.message);
         match self.far.smc().is_gap_filled() {
             true if !matches!(outcome, Outcome::Over) => self.release_held(turn),
             true | false => outcome,
@@ -197,8 +198,7 @@ impl<T> Relay<T> {
             return self.reset(turn, ending);
         }
         for waiting in parked.into_messages() {
-            self.expect_gap_before(waiting);
-            if matches!(self.receive(turn, &waiting.message), Outcome::Over) {
+            if matches!(self.receive(turn, waiting), Outcome::Over) {
                 return Outcome::Over;
             }
         }

@@ -20,6 +20,7 @@ use super::kept::Kept;
 use super::route::Route;
 use crate::links::Link;
 use crate::names::{ConnectionId, Ending, GroupId, LinkId, PeerElement};
+use crate::parked::Waiting;
 use crate::requests::Request;
 
 /// SMC-R as the far side.
@@ -93,8 +94,8 @@ impl Smc {
     }
 
     /// Keeps a message if it came too early. Returns whether it did.
-    pub(super) fn holds(&mut self, now: Instant, cdc: &Cdc) -> bool {
-        hold(&mut self.held, &self.connection, now, cdc)
+    pub(super) fn holds(&mut self, now: Instant, waiting: Waiting) -> bool {
+        hold(&mut self.held, &self.connection, now, waiting)
     }
 
     /// Whether everything that held messages wait for has come.
