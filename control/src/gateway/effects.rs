@@ -245,10 +245,12 @@ impl<N: Rnic> Gateway<N> {
         }
     }
 
-    /// Handles the reports of all pollers.
+    /// Handles the reports of all pollers, as far as they have come by now: a peer that keeps us
+    /// busy must not keep us from everything else.
     pub(super) fn take_reports(&mut self, now: Instant) {
         for index in 0..self.ports.len() {
-            while let Some(report) = self.endpoint.groups().pollers()[index].reports.receive() {
+            let poller = &self.endpoint.groups().pollers()[index];
+            for report in poller.reports.waiting().collect::<Vec<_>>() {
                 match self.endpoint.reported(now, report) {
                     None => {}
                     Some(Told::Closed(closed)) => self.closed(now, closed),

@@ -98,14 +98,15 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         entry.rnic = None;
     }
 
-    /// A port whose poller runs, for what needs no RNIC.
+    /// A port whose poller runs, for what needs no RNIC: one that stays, if there is one.
     ///
     /// # Panics
     ///
     /// If there is none: the last one is never closed.
     pub fn any_port(&self) -> PortId {
-        let open = self.ports().iter().position(|port| !port.closed);
-        PortId(open.expect("the last poller is never closed"))
+        let open = self.ports().iter().enumerate().filter(|(_, port)| !port.closed);
+        let best = open.min_by_key(|(_, port)| port.retired);
+        PortId(best.expect("the last poller is never closed").0)
     }
 
     /// The groups that have a link on a port.

@@ -202,6 +202,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         });
         for (link, port) in unopened {
             self.shared.forget_link(link, port);
+            // The port may be closed before the group has gone.
+            if self.group.domains.contains_key(&port) {
+                self.leave_port(port);
+            }
         }
         self.shared.events.push_back(Event::Ended(self.group.id));
     }

@@ -202,8 +202,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let source = self.peer_address();
         let proposed = self.proposed_port();
         let groups = &mut self.shared.groups;
-        let proposed = groups.port_named(proposed).expect("no port is ever forgotten");
-        let port = groups.port_sharing_with(offer.gid).unwrap_or(proposed);
+        // Meanwhile the RNIC may have been closed, or have got another address.
+        let near = groups.port_sharing_with(offer.gid).or_else(|| groups.port_named(proposed));
+        let Some(port) = near else {
+            return Answer::Now(Err(Diagnosis::SERVER_LINK_NOT_FOUND));
+        };
         let (group, link) = match groups.named_by(self.now, offer, v2, source, port) {
             Ok(found) => found,
             Err(Unnamed::OutOfSync) => return Answer::Now(Err(Diagnosis::OUT_OF_SYNC)),

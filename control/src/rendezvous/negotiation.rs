@@ -367,7 +367,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
             self.shared.fallbacks.count(reason);
         }
         self.shared.counts.connections_tcp += 1;
-        let port = self.one.surroundings.port.unwrap_or_else(|| self.shared.groups.any_port());
+        let groups = &self.shared.groups;
+        // What was seen of the network may be old: nobody reads what a closed port is told.
+        let port = self.one.surroundings.port.filter(|port| !groups.ports()[port.0].closed);
+        let port = port.unwrap_or_else(|| groups.any_port());
         Effect::StayTcp { key: self.one.key, connection, port, reason, leftover, declined }
     }
 

@@ -19,6 +19,7 @@ use crate::device::{Networks, Subnets};
 use crate::groups::{self, Groups, Lan, Pollers, Port, PortId, QpOf};
 use crate::slab::Key;
 
+mod gone;
 mod proof;
 mod protected;
 

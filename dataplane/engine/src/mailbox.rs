@@ -140,6 +140,12 @@ impl<T> Receiver<T> {
         self.0.queue.pop()
     }
 
+    /// The values that are there now, oldest first, and none that comes while they are taken:
+    /// otherwise a sender could keep the receiver for ever.
+    pub fn waiting(&self) -> impl Iterator<Item = T> {
+        (0..self.0.queue.len()).map_while(|_| self.receive())
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.0.queue.is_empty()
@@ -204,5 +210,17 @@ mod tests {
         let (sender, _receiver) = mailbox(1, Waker::new().unwrap());
         assert_eq!(sender.push(1), Ok(()));
         assert_eq!(sender.push(2), Err(2));
+    }
+
+    /// A peer that answers faster than the control thread works kept it from everything else.
+    #[test]
+    fn what_comes_meanwhile_waits_for_the_next_look() {
+        let (sender, receiver) = mailbox(8, Waker::new().unwrap());
+        (0..3).for_each(|value| sender.push(value).unwrap());
+        for value in receiver.waiting() {
+            sender.push(value + 10).unwrap();
+        }
+        assert_eq!(receiver.waiting().collect::<Vec<_>>(), [10, 11, 12]);
+        assert_eq!(receiver.waiting().count(), 0);
     }
 }

@@ -102,6 +102,12 @@ impl<T> Queue<T> {
         self.slot(head).stamp.load(Ordering::Acquire) <= 2 * head
     }
 
+    /// How many values there are, some of which may not be quite there yet.
+    pub fn len(&self) -> usize {
+        let head = self.head.0.load(Ordering::Acquire);
+        self.tail.0.load(Ordering::Acquire).saturating_sub(head)
+    }
+
     fn slot(&self, place: usize) -> &Slot<T> {
         &self.slots[place & (self.slots.len() - 1)]
     }

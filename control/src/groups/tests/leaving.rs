@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use smcr_engine::LinkId;
+use smcr_proto::handshake::Agreement;
 use smcr_proto::limits::RETRY_LINK;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::rkeys::RkeyOnLink;
-use smcr_proto::wire::llc::{ConfirmRkey, DeleteRkey, Llc};
+use smcr_proto::wire::llc::{ConfirmRkey, DeleteReason, DeleteRkey, Llc};
 use smcr_proto::{LinkNumber, Rkey};
 
 use super::links::{established, links, port};
-use super::rig::{Host, Pair, SIZE};
+use super::rig::{Contact, Host, Pair, SIZE};
 use crate::groups::{BadOffer, GroupId, Joined, PortId, Taken};
 
 /// The peer tells a host on `link` of an RMB; `elsewhere` is what it is called on the other link.
@@ -315,4 +316,40 @@ fn no_name_leads_to_two_rmbs() {
         let named = pair.server.groups.accept_offer(now, other.connection, &on_first);
         assert_eq!(named, Err(BadOffer::UnknownRmb));
     }
+}
+
+/// A group that ends while its second link is being added may stay for seconds, until its last
+/// element is back. Its RNIC there may be closed meanwhile, and then there was nothing from which
+/// the group could be withdrawn.
+#[test]
+fn a_group_that_ends_has_nothing_where_it_has_no_link() {
+    let mut pair = Pair::new(2, 2);
+    let (_, Contact { group, joined }) = pair.begin_contact(Agreement::V1);
+    while links(&pair.server, group) < 2 {
+        assert!(pair.talk(), "the server offers another link");
+    }
+    let (now, groups) = (pair.now, &mut pair.server.groups);
+    groups.shut_down(now, group, DeleteReason::OPERATOR);
+    let ending = groups.at(group).expect("an element is out");
+    let has_link = |port: &PortId| ending.links.iter().any(|link| link.port == *port);
+    assert!(ending.domains.keys().all(has_link));
+    groups.retire_port(now, PortId(1));
+    assert_eq!(groups.retired_at_rest(), [PortId(1)]);
+    groups.close_port(PortId(1));
+    groups.closed(now, joined.connection, Some(joined.rmbe), true);
+    pair.pass(Duration::from_secs(5));
+    assert!(pair.server.groups.at(group).is_none());
+}
+
+/// What needs no RNIC must not keep one that the operator has taken away.
+#[test]
+fn what_needs_no_rnic_goes_where_one_stays() {
+    let mut pair = Pair::new(1, 2);
+    let (now, groups) = (pair.now, &mut pair.server.groups);
+    assert_eq!(groups.any_port(), PortId(0));
+    groups.retire_port(now, PortId(0));
+    assert_eq!(groups.any_port(), PortId(1));
+    groups.retire_port(now, PortId(1));
+    groups.close_port(PortId(0));
+    assert_eq!(groups.any_port(), PortId(1), "it runs still");
 }

@@ -92,6 +92,13 @@ impl Pair {
 
     /// The same, with another agreement than version 1.
     pub(super) fn first_contact_with(&mut self, agreement: Agreement) -> (Contact, Contact) {
+        let contacts = self.begin_contact(agreement);
+        self.settle();
+        contacts
+    }
+
+    /// A first contact up to where both queue pairs are connected.
+    pub(super) fn begin_contact(&mut self, agreement: Agreement) -> (Contact, Contact) {
         let peer = Peer {
             id: PEER_IDS[0],
             gid: gid(1, 0),
@@ -114,7 +121,6 @@ impl Pair {
 
         self.server.groups.connect(self.now, server, &confirm.offer, agreement, None).unwrap();
         self.server.groups.accept_offer(self.now, accept.connection, &confirm.offer).unwrap();
-        self.settle();
         (Contact { group: client, joined: confirm }, Contact { group: server, joined: accept })
     }
 
@@ -125,19 +131,21 @@ impl Pair {
 
     /// Lets both hosts talk until neither has anything to say.
     pub(super) fn settle(&mut self) {
-        loop {
-            let to_server = self.client.obey(self.now);
-            let to_client = self.server.obey(self.now);
-            if to_server.is_empty() && to_client.is_empty() {
-                return;
-            }
-            for (from, message) in to_server {
-                self.server.hear(self.now, from, message.as_bytes());
-            }
-            for (from, message) in to_client {
-                self.client.hear(self.now, from, message.as_bytes());
-            }
+        while self.talk() {}
+    }
+
+    /// Lets each host hear what the other has said. Returns whether that was anything.
+    pub(super) fn talk(&mut self) -> bool {
+        let to_server = self.client.obey(self.now);
+        let to_client = self.server.obey(self.now);
+        let was_quiet = to_server.is_empty() && to_client.is_empty();
+        for (from, message) in to_server {
+            self.server.hear(self.now, from, message.as_bytes());
         }
+        for (from, message) in to_client {
+            self.client.hear(self.now, from, message.as_bytes());
+        }
+        !was_quiet
     }
 
     /// Lets time pass while nothing arrives: what is said meanwhile is under way still.
