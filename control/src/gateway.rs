@@ -285,6 +285,7 @@ impl<N: Rnic> Gateway<N> {
                 // What a peer says by TCP may rest on what it told a poller before.
                 self.take_reports(now);
                 self.dispatch(now, event);
+                self.service.alive(now);
             }
             let now = self.clock.now();
             self.take_reports(now);

@@ -23,8 +23,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, ipproto, listen, recvmsg, sendmsg, shutdown, socket_with,
+    socketpair, sockopt,
 };
 use smcgate_door::{Name, Reply, Request};
 use smcr_os::{credentials, passing, quiet};
@@ -47,6 +48,10 @@ pub struct Door {
     way: Doorway,
     callers: Slab<Caller>,
     closer: Closer,
+    /// Sockets of callers that have their answers.
+    gone: Vec<OwnedFd>,
+    /// When they are closed, at the latest.
+    gone_until: Option<Instant>,
     /// Requests that came from those who may not ask, or were none.
     pub refused: u64,
 }
@@ -99,7 +104,8 @@ impl Door {
     ///
     /// If the system has no room for another thread.
     pub fn open(way: Doorway) -> io::Result<Self> {
-        Ok(Self { way, callers: Slab::default(), closer: Closer::start()?, refused: 0 })
+        let (callers, closer) = (Slab::default(), Closer::start()?);
+        Ok(Self { way, callers, closer, gone: Vec::new(), gone_until: None, refused: 0 })
     }
 
     /// Becomes readable when somebody comes.
@@ -120,6 +126,7 @@ impl Door {
         let who = who.filter(|it| self.make_room(it.uid));
         let Some(who) = who else {
             self.refused += 1;
+            self.closer.close(vec![socket]);
             return Ok(None);
         };
         let process = Process { pid: who.pid, uid: who.uid, command: String::new() };
@@ -138,13 +145,17 @@ impl Door {
     /// If it never will.
     pub fn hear(&mut self, key: Key) -> Result<Option<Asked>, Gone> {
         let Some(caller) = self.callers.at(key) else { return Ok(None) };
-        let (request, mut socket) = match receive(&caller.socket) {
+        let (request, brought) = match receive(&caller.socket) {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Ok(received) => received,
-            Err(_) => (None, None),
+            Err(_) => (None, Vec::new()),
         };
-        if let Some(other) = socket.take_if(|socket| !is_wanted(request, socket)) {
-            self.closer.close(other);
+        let mut brought = brought.into_iter();
+        let mut socket = brought.next();
+        let unwanted = socket.take_if(|socket| !is_wanted(request, socket));
+        let unwanted: Vec<OwnedFd> = unwanted.into_iter().chain(brought).collect();
+        if !unwanted.is_empty() {
+            self.closer.close(unwanted);
         }
         let Some(request) = request else {
             self.refused += 1;
@@ -155,7 +166,10 @@ impl Door {
 
     /// Closes a socket that a program goes on to use, or nobody.
     pub fn close(&self, socket: OwnedFd) {
-        self.closer.close(socket);
+        let is_quick = is_tcp(&socket) && sockopt::socket_linger(&socket) == Ok(None);
+        if !is_quick {
+            self.closer.close(vec![socket]);
+        }
     }
 
     /// It has asked for something that takes time, and is not given up before it has an answer.
@@ -174,12 +188,27 @@ impl Door {
     /// The same with at most two descriptors.
     pub fn answer_with(&mut self, key: Key, reply: Reply, all: &[BorrowedFd<'_>]) -> bool {
         let Some(caller) = self.callers.remove(key) else { return false };
-        send(&caller.socket, reply, all).is_ok()
+        let is_sent = send(&caller.socket, reply, all).is_ok();
+        // It hears at once that this is all. What it may have sent beyond its request is closed
+        // with the socket: not here, nor one by one.
+        let _ = shutdown(&caller.socket, Shutdown::Both);
+        self.gone.push(caller.socket);
+        if self.gone.len() >= GONE_MAX {
+            self.close_gone();
+        }
+        is_sent
+    }
+
+    fn close_gone(&mut self) {
+        self.gone_until = None;
+        self.closer.close(std::mem::take(&mut self.gone));
     }
 
     /// Says farewell without an answer: the program resets the connection it has asked about.
     pub fn dismiss(&mut self, key: Key) {
-        self.callers.remove(key);
+        if let Some(caller) = self.callers.remove(key) {
+            self.closer.close(vec![caller.socket]);
+        }
     }
 
     /// Dismisses those who have been silent for too long.
@@ -187,12 +216,17 @@ impl Door {
         let is_over = |(key, caller): (Key, &Caller)| (caller.until <= now).then_some(key);
         let over: Vec<Key> = self.callers.iter().filter_map(is_over).collect();
         over.into_iter().for_each(|key| self.dismiss(key));
+        if !self.gone.is_empty() && *self.gone_until.get_or_insert(now + GONE_FOR) <= now {
+            self.close_gone();
+        }
     }
 
     /// When [`expire`](Self::expire) may have something to do, at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let first = self.callers.iter().map(|(_, caller)| caller.until).min();
-        first.filter(|until| *until < Instant(u64::MAX))
+        // It looks at the clock when it is called.
+        let gone = (!self.gone.is_empty()).then(|| self.gone_until.unwrap_or(Instant(0)));
+        let waiting = self.callers.iter().map(|(_, caller)| caller.until);
+        waiting.chain(gone).min().filter(|until| *until < Instant(u64::MAX))
     }
 
     /// Whether bytes may go by shared memory.
@@ -285,26 +319,29 @@ impl Before {
 }
 
 /// Closes what programs have brought, and may take long to close: a file of a file system that a
-/// program serves, or a socket that waits for its bytes to leave.
+/// program serves, or a socket that waits for its bytes to leave. A socket of which not all was read
+/// may have such things in it.
 #[derive(Debug)]
-struct Closer(mpsc::Sender<OwnedFd>);
+struct Closer(mpsc::Sender<Vec<OwnedFd>>);
 
 impl Closer {
     fn start() -> io::Result<Self> {
-        let (closer, closed) = mpsc::channel::<OwnedFd>();
-        let close = move || closed.into_iter().for_each(drop);
+        let (closer, closed) = mpsc::channel::<Vec<OwnedFd>>();
+        let close = move || closed.into_iter().flatten().for_each(close_at_once);
         thread::Builder::new().name("closer".to_owned()).spawn(close)?;
         Ok(Self(closer))
     }
 
-    /// Closes a descriptor, here if that takes no time.
-    fn close(&self, descriptor: OwnedFd) {
-        let is_quick = is_tcp(&descriptor) && sockopt::socket_linger(&descriptor) == Ok(None);
-        if !is_quick {
-            // The thread ends with this process.
-            let _ = self.0.send(descriptor);
-        }
+    fn close(&self, descriptors: Vec<OwnedFd>) {
+        // The thread ends with this process.
+        let _ = self.0.send(descriptors);
     }
+}
+
+/// Closes a descriptor. A socket does not wait for its bytes, however long its program has said.
+fn close_at_once(descriptor: OwnedFd) {
+    let _ = sockopt::set_socket_linger(&descriptor, None);
+    drop(descriptor);
 }
 
 /// Whether a descriptor is a TCP socket. Programs can bring anything.
@@ -385,17 +422,20 @@ fn remove_what_is_left(path: &Path, address: &SocketAddrUnix) -> io::Result<()> 
 }
 
 /// What a program sends: a request, if it is one, and what came with it.
-fn receive(socket: &OwnedFd) -> rustix::io::Result<(Option<Request>, Option<OwnedFd>)> {
+fn receive(socket: &OwnedFd) -> rustix::io::Result<(Option<Request>, Vec<OwnedFd>)> {
     let mut bytes = [0; Request::LEN + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    // The kernel closes those for which there is no room, while we wait.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BROUGHT_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
-    let socket = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
-        RecvAncillaryMessage::ScmCredentials(_) | _ => None,
-    });
-    Ok((Request::decode(&bytes[..received.bytes]).ok(), socket))
+    let mut brought = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            brought.extend(descriptors);
+        }
+    }
+    Ok((Request::decode(&bytes[..received.bytes]).ok(), brought))
 }
 
 fn send(to: &OwnedFd, reply: Reply, all: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
@@ -413,6 +453,13 @@ fn send(to: &OwnedFd, reply: Reply, all: &[BorrowedFd<'_>]) -> rustix::io::Resul
 const BACKLOG: i32 = 1_024;
 /// Programs that are there at once.
 const CALLERS_MAX: usize = 4_096;
+/// The most that can come with a packet (the kernel's SCM_MAX_FD).
+const BROUGHT_MAX: usize = 253;
+/// Sockets of callers that have their answers and are not closed yet: to wake the thread that does
+/// it for each of them would take a good part of the time of a request.
+const GONE_MAX: usize = 32;
+/// For how long they may be there.
+const GONE_FOR: Duration = Duration::from_millis(100);
 /// How long a program may be there before it asks.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -441,17 +488,64 @@ mod tests {
 
     /// A program's side of a request.
     fn ask(folder: &Path, bytes: &[u8], socket: Option<BorrowedFd<'_>>) -> OwnedFd {
+        ask_with(folder, bytes, socket.as_slice())
+    }
+
+    /// The same with up to six sockets.
+    fn ask_with(folder: &Path, bytes: &[u8], sockets: &[BorrowedFd<'_>]) -> OwnedFd {
         let flags = SocketFlags::CLOEXEC;
         let caller = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         connect(&caller, &SocketAddrUnix::new(folder.join("door")).unwrap()).unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(6))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let sockets: Vec<_> = socket.into_iter().collect();
         if !sockets.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(&sockets)));
+            assert!(control.push(SendAncillaryMessage::ScmRights(sockets)));
         }
         sendmsg(&caller, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
         caller
+    }
+
+    /// Whoever closes a socket that lingers waits, and so does whoever closes one in which such a
+    /// socket was not read. Any program of the host can send them here.
+    #[test]
+    fn sockets_that_linger_make_nobody_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut door = door(folder.path()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let lingering = || {
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            while rustix::io::write(&socket, &[0; 65_536]) != Err(Errno::AGAIN) {}
+            sockopt::set_socket_linger(&socket, Some(Duration::from_secs(3))).unwrap();
+            socket.set_nonblocking(false).unwrap();
+            socket
+        };
+        let sockets: Vec<TcpStream> = (0..12).map(|_| lingering()).collect();
+        let all: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+        // One is answered and had more to say; the other one has nothing to ask.
+        let asks = ask_with(folder.path(), &Request::Listen.encode(), &all[..3]);
+        sendmsg_again(&asks, &all[3..6]);
+        let _other = ask_with(folder.path(), b"nonsense", &all[6..]);
+        drop(all);
+        drop(sockets);
+        let clock = smcr_engine::clock::Clock::new();
+        let start = clock.now();
+        let [first, second] = [(); 2].map(|()| door.accept(start).unwrap().unwrap());
+        drop(door.hear(first).unwrap().unwrap().socket.map(|socket| door.close(socket)));
+        door.answer(first, Reply::Done, None);
+        assert!(door.hear(second).is_err());
+        door.dismiss(second);
+        door.expire(start + GONE_FOR);
+        door.expire(start + 2 * GONE_FOR);
+        assert!(door.gone.is_empty() && door.poll_timeout().is_none());
+        assert!(clock.now().since(start) < Duration::from_secs(2));
+    }
+
+    fn sendmsg_again(caller: &OwnedFd, sockets: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(6))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(sockets)));
+        sendmsg(caller, &[IoSlice::new(b"more")], &mut control, SendFlags::empty()).unwrap();
     }
 
     #[test]

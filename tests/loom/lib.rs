@@ -42,12 +42,18 @@ pub mod parked {
     #[derive(Clone, Copy, Debug)]
     pub struct Waiting {
         pub message: Cdc,
-        pub replaces: bool,
+        pub replaces: Option<u16>,
+    }
+
+    impl Waiting {
+        pub fn in_place_of(self, before: Self) -> Self {
+            Self { replaces: Some(before.message.sequence), ..self }
+        }
     }
 
     impl From<Cdc> for Waiting {
         fn from(message: Cdc) -> Self {
-            Self { message, replaces: false }
+            Self { message, replaces: None }
         }
     }
 }

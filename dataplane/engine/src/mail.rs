@@ -151,7 +151,7 @@ impl<T> ToNeighbour<T> {
                 panic!("what is spoken of a connection is a message");
             };
             if !last.message.failover_validation && !message.failover_validation {
-                *last = Waiting { message, replaces: true };
+                *last = waiting.in_place_of(*last);
                 return Ok(());
             }
             if spoken.validations + validates > VALIDATIONS_WAITING_MAX {
@@ -366,10 +366,12 @@ mod tests {
         assert_eq!(waiting(&outbox, 7), [(4, false)]);
         // Whoever takes it in must not ask the peer for those before it.
         let marked = outbox.waiting.iter().filter_map(|letter| match letter {
-            Letter::Deliver { message, .. } => message.replaces.then_some(message.message.token),
+            Letter::Deliver { message, .. } => {
+                message.replaces.map(|first| (message.message.token, first))
+            }
             Letter::Adopt(()) | Letter::Abort { .. } | Letter::CloseKept { .. } => None,
         });
-        assert_eq!(marked.collect::<Vec<_>>(), [AlertToken(7)]);
+        assert_eq!(marked.collect::<Vec<_>>(), [(AlertToken(7), 1)]);
         while outbox.pop().is_some() {}
         assert!(outbox.spoken_of.is_empty(), "nothing is kept of what has left");
     }

@@ -1,5 +1,6 @@
 //! CDC messages that wait: for their connection, or for messages that must be taken in before them.
 
+use smcr_proto::connection::Connection;
 use smcr_proto::wire::cdc::Cdc;
 
 use crate::limits::{PARKED_MAX, VALIDATIONS_WAITING_MAX};
@@ -23,14 +24,33 @@ pub(crate) struct Parked {
 pub struct Waiting {
     /// The message.
     pub(crate) message: Cdc,
-    /// It stands in the place of messages before it, whose numbers are missing now. The peer has
-    /// nothing to do with that.
-    pub(crate) replaces: bool,
+    /// It stands in the place of the messages from this number on, which are missing now. The peer
+    /// has nothing to do with that.
+    pub(crate) replaces: Option<u16>,
+}
+
+impl Waiting {
+    /// This message, in the place of `before`, too. Where others are missing in between, or came
+    /// another way, it does not speak for those before them: they may be lost.
+    pub(crate) fn in_place_of(self, before: Self) -> Self {
+        let is_next = before.message.sequence.wrapping_add(1) == self.first();
+        Self { replaces: is_next.then(|| before.first()).or(self.replaces), ..self }
+    }
+
+    /// The number of the first message that it stands for.
+    fn first(&self) -> u16 {
+        self.replaces.unwrap_or(self.message.sequence)
+    }
+
+    /// Whether what is missing before it is missing because we have dropped it.
+    pub(crate) fn fills_gap_of<R>(&self, connection: &Connection<R>) -> bool {
+        self.replaces.is_some_and(|first| connection.follows(first))
+    }
 }
 
 impl From<Cdc> for Waiting {
     fn from(message: Cdc) -> Self {
-        Self { message, replaces: false }
+        Self { message, replaces: None }
     }
 }
 
@@ -48,7 +68,7 @@ impl Parked {
             && !validates
             && !last.message.failover_validation
         {
-            *last = Waiting { replaces: true, ..waiting };
+            *last = waiting.in_place_of(*last);
             return false;
         }
         self.validations += usize::from(validates);
@@ -95,7 +115,7 @@ mod tests {
         Cdc { sequence, failover_validation, ..Cdc::default() }.into()
     }
 
-    fn numbers(parked: Parked) -> Vec<(u16, bool)> {
+    fn numbers(parked: Parked) -> Vec<(u16, Option<u16>)> {
         parked.into_messages().map(|one| (one.message.sequence, one.replaces)).collect()
     }
 
@@ -110,10 +130,10 @@ mod tests {
         assert!(!parked.push(message(most, false)) && !parked.push(message(most + 1, false)));
         // What it has replaced before, on its way here, it still replaces.
         let mut elsewhere = Parked::default();
-        elsewhere.push(Waiting { replaces: true, ..message(9, false) });
-        assert_eq!(numbers(elsewhere), [(9, true)]);
-        let mut expected: Vec<_> = (0..most - 1).map(|sequence| (sequence, false)).collect();
-        expected.push((most + 1, true));
+        elsewhere.push(Waiting { replaces: Some(8), ..message(9, false) });
+        assert_eq!(numbers(elsewhere), [(9, Some(8))]);
+        let mut expected: Vec<_> = (0..most - 1).map(|sequence| (sequence, None)).collect();
+        expected.push((most + 1, Some(most - 1)));
         assert_eq!(numbers(parked), expected);
     }
 
@@ -135,7 +155,7 @@ mod tests {
         assert_eq!(parked.doomed(), None);
         let all = numbers(parked);
         assert_eq!(all.len(), PARKED_MAX + 3);
-        assert_eq!(all[PARKED_MAX..], [(most - 1, false), (100, false), (102, true)]);
+        assert_eq!(all[PARKED_MAX..], [(most - 1, None), (100, None), (102, Some(101))]);
     }
 
     /// A peer that floods us with what must not be replaced would take all memory. It loses its

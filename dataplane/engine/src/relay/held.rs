@@ -37,7 +37,7 @@ pub(super) fn hold<R>(
 ) -> bool {
     let first = held.as_ref().map(Held::first);
     // Nobody can explain a gap that we have made.
-    if first.is_none() && waiting.replaces {
+    if first.is_none() && waiting.fills_gap_of(connection) {
         return false;
     }
     let arrival = connection.arrival(&waiting.message, first);
@@ -91,12 +91,15 @@ mod tests {
         us.handle_cdc(T0, &said(1, 100)).unwrap();
         let last = Cdc { sending_done: true, ..said(3, 300) };
         assert!(hold(&mut None, &us, T0, last.into()));
-        let last = Waiting { message: last, replaces: true };
+        let last = Waiting { message: last, replaces: Some(2) };
         assert!(!hold(&mut None, &us, T0, last));
+        // Of a gap that is larger, only a part is of our making.
+        let later = Cdc { sequence: 4, ..last.message };
+        assert!(hold(&mut None, &us, T0, Waiting { message: later, replaces: Some(3) }));
         // Behind others that wait it is in order, and is still one of ours when its turn comes.
         let mut held = None;
         assert!(hold(&mut held, &us, T0, Cdc { sending_done: true, ..said(3, 200) }.into()));
-        let last = Waiting { message: Cdc { sequence: 5, ..last.message }, replaces: true };
+        let last = Waiting { message: Cdc { sequence: 5, ..last.message }, replaces: Some(4) };
         assert!(hold(&mut held, &us, T0, last));
         assert_eq!(held.unwrap().messages.into_messages().last(), Some(last));
     }

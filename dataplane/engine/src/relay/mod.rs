@@ -221,8 +221,9 @@ impl<T> Relay<T> {
     ///
     /// We note the gap only here: an earlier gap may be the one that the F flag announces.
     fn expect_gap_before(&mut self, waiting: Waiting) {
-        if waiting.replaces {
-            self.far.smc().connection.expect_gap();
+        let connection = &mut self.far.smc().connection;
+        if waiting.fills_gap_of(connection) {
+            connection.expect_gap();
         }
     }
 

@@ -336,8 +336,13 @@ impl<R> Connection<R> {
     }
 
     pub(super) fn leaves_gap(&self, message: &Cdc) -> bool {
+        !self.follows(message.sequence)
+    }
+
+    /// Whether no message is missing between those that were taken in and the one with this number.
+    pub fn follows(&self, sequence: u16) -> bool {
         let heard = self.incoming.received;
-        heard != 0 && is_before(heard.wrapping_add(1), message.sequence)
+        heard == 0 || !is_before(heard.wrapping_add(1), sequence)
     }
 
     /// RFC 4.6.1: what the peer's NIC saw delivered must have arrived here.

@@ -108,7 +108,8 @@ impl<W: Wire> Fabric<W> {
     /// us with messages must not keep others from hearing that their requests are done, as what
     /// they may send depends on that.
     fn report(&mut self, out: &mut Vec<Completion>) {
-        let most = out.capacity() - out.capacity() / 4;
+        let capacity = out.capacity();
+        let most = capacity - capacity.div_ceil(4).min(capacity.saturating_sub(1));
         while out.len() < most
             && let Some(event) = self.inbox.pop()
         {
@@ -247,7 +248,7 @@ impl<W: Wire> crate::Fabric for Fabric<W> {
         // What the caller has seen counts for this call only.
         let quiet = std::mem::take(&mut self.quiet);
         self.report(out);
-        // If events remain, `out` is full. Further packets then wait in the socket.
+        // If events remain, `out` has no room for them. Further packets then wait in the socket.
         if self.inbox.is_empty() {
             self.receive(now, quiet);
             self.receive_forwarded(now);

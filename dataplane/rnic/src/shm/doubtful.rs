@@ -12,6 +12,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
+use rustix::net::sockopt::set_socket_linger;
+
 /// A descriptor that may take long to close.
 #[derive(Debug)]
 pub(super) struct Doubtful(Option<OwnedFd>);
@@ -56,6 +58,8 @@ impl Closer {
         let left = Arc::clone(&waiting);
         let close = move || {
             for descriptor in doubtful {
+                // A peer can say how long this lasts, and others wait behind it.
+                let _ = set_socket_linger(&descriptor, None);
                 drop(descriptor);
                 left.fetch_sub(1, Ordering::Relaxed);
             }
@@ -88,16 +92,20 @@ const WAITING_MAX: usize = 4_096;
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
     use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
     use rustix::io::Errno;
-    use rustix::net::sockopt::set_socket_linger;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::super::tests::now;
     use super::*;
 
-    /// Whoever closes this waits for ten seconds for a peer that does not read.
+    /// Whoever closes this waits for ten seconds for a peer that does not read: it is the socket in
+    /// which nobody has read that another one came, which lingers.
     #[test]
     fn nobody_waits_for_a_connection_that_lingers() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -106,16 +114,21 @@ mod tests {
         while rustix::io::write(&lingering, &[0; 65_536]) != Err(Errno::AGAIN) {}
         set_socket_linger(&lingering, Some(Duration::from_secs(10))).unwrap();
         lingering.set_nonblocking(false).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let given = [lingering.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&given)));
+        sendmsg(&theirs, &[IoSlice::new(&[1])], &mut control, SendFlags::empty()).unwrap();
+        drop(lingering);
         let start = now();
         let closer = Closer::start();
-        closer.close(OwnedFd::from(lingering));
+        closer.close(OwnedFd::from(ours));
         assert!(now().since(start) < Duration::from_secs(5));
         // The others wait for it; who brings more and more must not use up all that there are.
-        assert!(!closer.too_many_wait());
-        let (reader, _writer) = rustix::pipe::pipe().unwrap();
         closer.waiting.fetch_add(WAITING_MAX - 1, Ordering::Relaxed);
         assert!(!closer.too_many_wait());
-        closer.close(reader);
+        closer.close(OwnedFd::from(theirs));
         assert!(closer.too_many_wait());
     }
 }

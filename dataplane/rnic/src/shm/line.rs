@@ -54,7 +54,8 @@ impl Line {
 
     /// Takes what the peer has said.
     pub(super) fn receive(&self) -> Packet {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(GIVEN_MAX))];
+        // Those for which there is no room the kernel closes while we wait.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         // One byte more than a message has: a longer packet must not look like one.
         let mut packet = [0; LEN + 1];
@@ -87,3 +88,5 @@ impl Line {
 
 /// The most descriptors that come with a message.
 const GIVEN_MAX: usize = 3;
+/// The most that can come with a packet (the kernel's SCM_MAX_FD).
+const PACKET_MAX: usize = 253;

@@ -249,10 +249,7 @@ impl Worker {
     /// Accepts those who call.
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        loop {
-            if doubtful::too_many_wait() {
-                return thread::sleep(TICK);
-            }
+        while !doubtful::too_many_wait() {
             match accept_with(&self.listener, flags) {
                 Ok(socket) => {
                     let line = self.watch(socket).ok();
@@ -261,10 +258,12 @@ impl Worker {
                 }
                 // The next turn goes on.
                 Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return,
-                // No descriptors are left: looking at once again would not help.
-                Err(_) => return thread::sleep(TICK),
+                Err(_) => break,
             }
         }
+        // No descriptors are left: looking at once again would not help.
+        thread::sleep(TICK);
+        self.tick();
     }
 
     /// Answers the caller that has asked for this queue pair, if there is one.
