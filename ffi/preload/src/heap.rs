@@ -43,6 +43,7 @@ mod tests {
     use std::os::fd::{AsFd as _, AsRawFd as _};
 
     use libc::{c_int, iovec};
+    use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
@@ -52,8 +53,8 @@ mod tests {
     use crate::ringed::{receive, send};
     use crate::switch::{Kept, switch};
     use crate::sys::{self, Own};
-    use crate::table::TABLE;
-    use crate::watch;
+    use crate::table::{Kind, TABLE};
+    use crate::{places, watch};
 
     const NOW: c_int = libc::MSG_DONTWAIT;
 
@@ -93,9 +94,14 @@ mod tests {
         let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
         let (unix, _far) = socketpair(family, SocketType::STREAM, flags, None).unwrap();
         let fd = tcp.as_raw_fd();
+        // Unseen: the kernel is asked who waits for it.
+        let set = create(CreateFlags::CLOEXEC).unwrap();
+        places::epoll_made(set.as_raw_fd());
+        add(&set, &tcp, EventData::new_u64(7), EventFlags::IN).unwrap();
         let taken = taken_by(|| {
             assert_eq!(connect(fd, Some(at), || sys::fail(libc::EISCONN)), -1);
             let kept = Kept::of(tcp.as_fd());
+            TABLE.set(fd, Kind::Pending);
             switch(fd, &kept, Own::new(unix), None).unwrap();
             TABLE.forget(fd);
         });

@@ -41,6 +41,7 @@ mod debug;
 mod door;
 mod end;
 mod epoll;
+mod fdinfo;
 #[cfg(test)]
 mod heap;
 mod mappings;

@@ -35,6 +35,9 @@ static GENERATIONS: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) };
 /// more.
 static WAITERS: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
 const SEVERAL: u32 = u32::MAX;
+/// Which numbers have ever been those of epoll descriptors, one bit each.
+static EPOLLS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+const WORDS: usize = DESCRIPTORS_MAX / 64;
 
 impl Place {
     const fn new() -> Self {
@@ -135,6 +138,36 @@ pub(crate) fn waits_alone(epoll: RawFd) -> bool {
 
 /// A new epoll descriptor has this number.
 pub(crate) fn epoll_made(epoll: RawFd) {
+    renew(epoll);
+    if let Some((word, bit)) = bit_of(epoll) {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+}
+
+/// The number `to` is another name of `from` now, which may be an epoll descriptor.
+pub(crate) fn copied(from: RawFd, to: RawFd) {
+    match bit_of(from) {
+        Some((word, bit)) if word.load(Ordering::Relaxed) & bit != 0 => epoll_made(to),
+        Some(_) | None => renew(to),
+    }
+}
+
+/// The numbers of all epoll descriptors that the process has made by the C library. Some may be
+/// something else by now.
+pub(crate) fn epolls() -> impl Iterator<Item = RawFd> {
+    (0..).zip(&EPOLLS).flat_map(|(index, word)| {
+        let word = word.load(Ordering::Relaxed);
+        (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| index * 64 + bit)
+    })
+}
+
+fn bit_of(epoll: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let number = usize::try_from(epoll).ok()?;
+    Some((EPOLLS.get(number / 64)?, 1 << (number % 64)))
+}
+
+/// Whatever has this number now, it is no epoll descriptor of before.
+fn renew(epoll: RawFd) {
     let Ok(number) = usize::try_from(epoll) else { return };
     if let (Some(generation), Some(waiter)) = (GENERATIONS.get(number), WAITERS.get(number)) {
         generation.fetch_add(1, Ordering::Relaxed);

@@ -110,7 +110,7 @@ pub(crate) fn switch(
     // If this process has no room for it now, it is asked for again when it is needed.
     let rings = memory.map(|memory| Application::map(memory.as_fd()));
     kept.give_to(unix.as_fd(), !has_rings);
-    REGISTRATIONS.lift(fd, socket);
+    let lifted = REGISTRATIONS.lift(fd, socket, was_awaited(fd));
     TABLE.set_options(fd, kept.tcp);
     sys::put_at(unix.as_fd(), fd, kept.is_closed_on_exec)?;
     let is_shared = TABLE.of(fd).has(Flag::Shared);
@@ -118,7 +118,7 @@ pub(crate) fn switch(
     if let Some(rings) = rings {
         set_ringed(fd, kept, unix.as_fd(), rings.ok());
     }
-    REGISTRATIONS.put_back(fd, socket);
+    lifted.put_back(fd, socket);
     if is_shared {
         twins(kept).for_each(|twin| switch_twin(twin, fd, kept, unix.as_fd()));
     }
@@ -144,12 +144,18 @@ fn set_ringed(fd: RawFd, kept: &Kept, unix: BorrowedFd<'_>, rings: Option<Applic
 fn switch_twin(fd: RawFd, first: RawFd, kept: &Kept, unix: BorrowedFd<'_>) {
     let Some(socket) = sys::borrow(fd) else { return };
     let is_closed_on_exec = fcntl_getfd(socket).is_ok_and(|f| f.contains(FdFlags::CLOEXEC));
-    REGISTRATIONS.lift(fd, socket);
+    let lifted = REGISTRATIONS.lift(fd, socket, was_awaited(fd));
     TABLE.set_options(fd, kept.tcp);
     if sys::put_at(unix, fd, is_closed_on_exec).is_ok() {
         TABLE.copy(first, fd);
-        REGISTRATIONS.put_back(fd, socket);
+        lifted.put_back(fd, socket);
     }
+}
+
+/// Whether the program may have waited for this connection by epoll: it was not held up by
+/// `connect`. What it accepts, nobody waits for yet.
+fn was_awaited(fd: RawFd) -> bool {
+    matches!(TABLE.of(fd).kind(), Kind::Pending | Kind::Settling)
 }
 
 /// The longest of these options, a time.

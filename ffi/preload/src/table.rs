@@ -229,7 +229,7 @@ impl<const N: usize> Table<N> {
 
     /// The number `to` is another name of `from` now.
     pub(crate) fn copy(&self, from: i32, to: i32) {
-        places::epoll_made(to);
+        places::copied(from, to);
         let entry = self.of(from);
         if entry == Entry::OTHER {
             return self.forget(to);

@@ -5,7 +5,8 @@
 Both sides play the same scenarios, one connection each, and tell each other when to go on by a Unix
 socket in FOLDER. What is printed must not depend on what carries the connection.
 """
-import array, ctypes, errno, fcntl, hashlib, json, os, select, socket, subprocess, sys, threading, time
+import array, ctypes, errno, fcntl, hashlib, json, os, select, socket, struct, subprocess, sys, threading
+import time
 
 ROLE, FOLDER, ADDRESS, PORT = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 LIMIT = 10
@@ -456,6 +457,53 @@ def waits_by_epoll(x):
 
 
 scenario(waits_by_epoll, echo)
+
+
+@prepares
+def waits_by_epoll_unseen(x):
+    """As libuv by io_uring: no function of the C library hears of what is registered."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = {"x86_64": 233, "aarch64": 21}[os.uname().machine]
+    x.s = s = make()
+    s.setblocking(False)
+    epoll = select.epoll()
+
+    def control(operation, events):
+        event = struct.pack("=IQ" if number == 233 else "@IQ", events, s.fileno())
+        result = libc.syscall(number, epoll.fileno(), operation, s.fileno(), event)
+        return errno.errorcode[ctypes.get_errno()] if result else 0
+
+    s.connect_ex((ADDRESS, PORT))
+    x.note(f"added {control(1, select.EPOLLOUT)}")
+    x.note(f"connected {epoll.poll(LIMIT) == [(s.fileno(), select.EPOLLOUT)]}")
+    x.note(f"error {s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)}")
+    x.note(f"again {control(1, select.EPOLLIN)} changed {control(3, select.EPOLLIN)}")
+    x.note(f"quiet {epoll.poll(0.3)}")
+    s.sendall(b"question")
+    x.note(f"answer {epoll.poll(LIMIT) == [(s.fileno(), select.EPOLLIN)]}")
+    x.tried("read", lambda: s.recv(100))
+    x.note(f"removed {control(2, 0)}")
+
+
+scenario(waits_by_epoll_unseen, echo)
+
+
+@prepares
+def waits_for_one_event(x):
+    """What is registered for a single event stays silent after it, until it is armed again."""
+    x.s = s = make()
+    s.setblocking(False)
+    epoll = select.epoll()
+    s.connect_ex((ADDRESS, PORT))
+    epoll.register(s, select.EPOLLOUT | select.EPOLLONESHOT)
+    x.note(f"connected {epoll.poll(LIMIT) == [(s.fileno(), select.EPOLLOUT)]}")
+    x.note(f"error {s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)}")
+    x.note(f"quiet {epoll.poll(0.3)}")
+    epoll.modify(s, select.EPOLLOUT | select.EPOLLONESHOT)
+    x.note(f"armed {epoll.poll(LIMIT) == [(s.fileno(), select.EPOLLOUT)]}")
+
+
+scenario(waits_for_one_event, echo)
 
 
 @prepares
