@@ -2,10 +2,11 @@
 
 use std::os::fd::BorrowedFd;
 
+use libc::c_int;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::name;
 use crate::table::{Entry, Flag, TABLE};
+use crate::{name, sys};
 
 /// What is known of a stream over which nothing comes, or nothing goes, any more.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,6 +29,63 @@ impl Seen {
     }
 }
 
+/// What the program may shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Reading,
+    Writing,
+}
+
+impl Direction {
+    const ALL: [Self; 2] = [Self::Reading, Self::Writing];
+
+    /// Notes that the program shuts it down: in our memory, and in the socket for those who have it
+    /// by another descriptor (`dup`), or in another process (`fork`, `exec`).
+    pub(crate) fn shut(self, socket: BorrowedFd<'_>, fd: i32) {
+        TABLE.raise(fd, self.flag());
+        if !sys::is_sandboxed() {
+            let value = 1_i32.to_ne_bytes();
+            // Without it only they would take the end for a reset.
+            sys::set_socket_option(socket, libc::SOL_SOCKET, self.mark(), &value).ok();
+        }
+    }
+
+    fn is_shut(self, socket: BorrowedFd<'_>, entry: Entry) -> bool {
+        let is_marked = || {
+            let mut value = [0; 4];
+            let length = sys::socket_option(socket, libc::SOL_SOCKET, self.mark(), &mut value);
+            length.is_ok() && value != [0; 4]
+        };
+        entry.has(self.flag()) || (!sys::is_sandboxed() && is_marked())
+    }
+
+    fn flag(self) -> Flag {
+        match self {
+            Self::Reading => Flag::ReadingShut,
+            Self::Writing => Flag::WritingShut,
+        }
+    }
+
+    /// An option that a Unix socket keeps, and that means nothing to it nor to TCP.
+    const fn mark(self) -> c_int {
+        match self {
+            Self::Reading => libc::SO_BROADCAST,
+            Self::Writing => libc::SO_NO_CHECK,
+        }
+    }
+}
+
+/// Where the program's own value of an option is, if the one in the socket is ours.
+pub(crate) fn instead_of(level: c_int, option: c_int) -> Option<Flag> {
+    const READING: c_int = Direction::Reading.mark();
+    const WRITING: c_int = Direction::Writing.mark();
+    match (level, option) {
+        (libc::SOL_SOCKET, READING) => Some(Flag::Broadcast),
+        (libc::SOL_SOCKET, WRITING) => Some(Flag::NoCheck),
+        _ => None,
+    }
+}
+
 /// Whether the connection at this number was reset, and the program hears it now for the first
 /// time. It does not hear it again: `ECONNRESET` comes once.
 pub(crate) fn is_reset(socket: BorrowedFd<'_>, fd: i32, entry: Entry) -> bool {
@@ -38,7 +96,7 @@ pub(crate) fn is_reset(socket: BorrowedFd<'_>, fd: i32, entry: Entry) -> bool {
     let seen = Seen {
         is_named: name::is_peer_named(socket),
         is_hung_up: is_hung_up(socket),
-        is_shut: entry.has(Flag::ReadingShut) && entry.has(Flag::WritingShut),
+        is_shut: Direction::ALL.iter().all(|direction| direction.is_shut(socket, entry)),
         is_told: entry.has(Flag::ResetTold),
     };
     if seen.is_news() {

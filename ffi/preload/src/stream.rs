@@ -10,7 +10,7 @@ use smcgate_door::Request;
 use crate::accept::before_read;
 use crate::attach::rings_of;
 use crate::door::ask;
-use crate::end::{is_hung_up, is_reset, told};
+use crate::end::{Direction, is_hung_up, is_reset, told};
 use crate::ringed::is_ringed;
 use crate::settle::{Settled, before_io};
 use crate::table::{Flag, Kind, TABLE};
@@ -176,13 +176,15 @@ pub(crate) fn shutdown(fd: RawFd, how: c_int, real: impl FnOnce() -> c_int) -> c
     if TABLE.of(fd).kind() != Kind::Switched || !is_ours(fd) {
         return real();
     }
-    // Threads that are woken must find that it is no reset.
-    if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
-        TABLE.raise(fd, Flag::ReadingShut);
-        ANY_READING_SHUT.store(true, Relaxed);
-    }
-    if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
-        TABLE.raise(fd, Flag::WritingShut);
+    // Who is woken must find that it is no reset.
+    if let Some(socket) = sys::borrow(fd) {
+        if how == libc::SHUT_RD || how == libc::SHUT_RDWR {
+            Direction::Reading.shut(socket, fd);
+            ANY_READING_SHUT.store(true, Relaxed);
+        }
+        if how == libc::SHUT_WR || how == libc::SHUT_RDWR {
+            Direction::Writing.shut(socket, fd);
+        }
     }
     if is_ringed(fd) {
         return shutdown_ringed(fd, how, real);
@@ -367,6 +369,28 @@ mod tests {
         assert_eq!(shutdown(fd, libc::SHUT_RDWR, both), 0);
         assert_eq!((reads(&ours), writes(&ours)), (Ok(0), Err(libc::EPIPE)), "no reset");
         TABLE.forget(fd);
+    }
+
+    /// Whoever has the connection by another descriptor, or in another process, remembers nothing.
+    #[test]
+    fn what_a_copy_has_shut_down_is_no_reset() {
+        for hows in [&[libc::SHUT_RDWR][..], &[libc::SHUT_WR, libc::SHUT_RD]] {
+            let (ours, theirs) = switched(7);
+            let copy = ours.try_clone().unwrap();
+            let fd = copy.as_raw_fd();
+            TABLE.set(fd, Kind::Switched);
+            for &how in hows {
+                let direction = if how == libc::SHUT_WR { Shutdown::Write } else { Shutdown::Both };
+                shutdown(fd, how, || {
+                    rustix::net::shutdown(&copy, direction).unwrap();
+                    0
+                });
+            }
+            drop(theirs);
+            assert_eq!((reads(&ours), writes(&ours)), (Ok(0), Err(libc::EPIPE)), "{hows:?}");
+            TABLE.forget(ours.as_raw_fd());
+            TABLE.forget(fd);
+        }
     }
 
     #[test]

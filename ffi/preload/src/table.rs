@@ -54,6 +54,10 @@ pub(crate) enum Flag {
     Ringed = 0x400,
     /// The program has set SO_RCVLOWAT.
     LowWater = 0x800,
+    /// The program has set SO_BROADCAST, which means nothing to TCP.
+    Broadcast = 0x1000,
+    /// The program has set SO_NO_CHECK, which means nothing to TCP.
+    NoCheck = 0x2000,
 }
 
 /// What we believe of one descriptor.
@@ -195,6 +199,14 @@ impl<const N: usize> Table<N> {
     pub(crate) fn raise(&self, fd: i32, flag: Flag) {
         if let Some(slot) = self.slot(fd) {
             slot.fetch_or(flag as u16, Relaxed);
+        }
+    }
+
+    pub(crate) fn change(&self, fd: i32, flag: Flag, is_raised: bool) {
+        if is_raised {
+            self.raise(fd, flag);
+        } else {
+            self.take(fd, flag);
         }
     }
 

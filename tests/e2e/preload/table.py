@@ -320,6 +320,7 @@ def options(x):
                                (TCP, socket.TCP_USER_TIMEOUT, 9000),
                                (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
                                (socket.SOL_SOCKET, socket.SO_REUSEADDR, 1),
+                               (socket.SOL_SOCKET, socket.SO_BROADCAST, 7),
                                (TCP, socket.TCP_KEEPCNT, 1000), (TCP, 9999, 1)]:
         x.tried(f"set {level} {name}", lambda: s.setsockopt(level, name, value))
         x.tried(f"get {level} {name}", lambda: s.getsockopt(level, name))
@@ -588,6 +589,23 @@ def copy_outlives_reset(x):
 
 
 scenario(copy_outlives_reset, greet_and_see)
+
+
+def child_shuts_down(x):
+    """What ends by another descriptor, or in another process, has ended in order, too."""
+    child = os.fork()
+    if child == 0:
+        x.s.shutdown(socket.SHUT_RDWR)
+        os._exit(0)
+    x.note(f"child {os.waitpid(child, 0)[1]}")
+    x.tried("read", lambda: x.s.recv(1))
+    x.tried("write", lambda: x.s.send(b"x", NOSIGNAL))
+    x.note(f"broadcast {x.s.getsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST)}")
+    x.tell()
+
+
+scenario(child_shuts_down, hold)
+scenario(hold, child_shuts_down)
 
 
 def subprocess_in_between(x):

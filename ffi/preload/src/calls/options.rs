@@ -9,7 +9,7 @@ use crate::address::Raw;
 use crate::ringed::is_ringed;
 use crate::settle::settle;
 use crate::table::{Flag, Kind, TABLE};
-use crate::{attach, name, options, real, ringed, stream, sys};
+use crate::{attach, end, name, options, real, ringed, stream, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getsockname(
@@ -70,8 +70,8 @@ unsafe extern "C-unwind" fn getsockopt(
         place[..count].copy_from_slice(&error[..count]);
         Some(Ok(count))
     } else {
-        name.and_then(|name| match buffer(fd, level, option) {
-            Some(size) => Some(Ok(options::put(place, size))),
+        name.and_then(|name| match own(fd, level, option) {
+            Some(value) => Some(Ok(options::put(place, value))),
             None => options::read(name, TABLE.options(fd), (level, option), place),
         })
     };
@@ -112,6 +112,11 @@ unsafe extern "C-unwind" fn setsockopt(
             return result;
         }
     }
+    if let Some(flag) = end::instead_of(level, option) {
+        let Some(number) = bytes.first_chunk() else { return sys::fail(libc::EINVAL) };
+        TABLE.change(fd, flag, c_int::from_ne_bytes(*number) != 0);
+        return 0;
+    }
     match options::write(name, TABLE.options(fd), (level, option), bytes) {
         None => real(),
         Some(Err(error)) => sys::fail(error.raw_os_error()),
@@ -128,8 +133,12 @@ unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     stream::shutdown(fd, how, || unsafe { real::shutdown(fd, how) })
 }
 
-/// The size of a buffer that is remembered.
-fn buffer(fd: c_int, level: c_int, option: c_int) -> Option<c_int> {
+/// What the program has set, where that of the socket is ours: the size of a buffer, or a number
+/// that is zero or one.
+fn own(fd: c_int, level: c_int, option: c_int) -> Option<c_int> {
+    if let Some(flag) = end::instead_of(level, option) {
+        return Some(c_int::from(TABLE.of(fd).has(flag)));
+    }
     (level == libc::SOL_SOCKET && is_ringed(fd)).then(|| ringed::buffer(fd, option)).flatten()
 }
 
