@@ -45,6 +45,7 @@ mod fdinfo;
 #[cfg(test)]
 mod heap;
 mod mappings;
+mod messages;
 mod name;
 mod options;
 #[cfg(test)]

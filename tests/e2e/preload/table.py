@@ -363,6 +363,38 @@ def take_messages(x):
 scenario(messages, take_messages)
 
 
+class Part(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+class Message(ctypes.Structure):
+    """`struct mmsghdr`: a message, and how long it was."""
+    _fields_ = [("name", ctypes.c_void_p), ("name_length", ctypes.c_uint),
+                ("parts", ctypes.POINTER(Part)), ("count", ctypes.c_size_t),
+                ("control", ctypes.c_void_p), ("control_length", ctypes.c_size_t),
+                ("flags", ctypes.c_size_t), ("length", ctypes.c_uint)]
+
+
+def take_several(x):
+    """What ends the second message of a call, the next call says."""
+    x.poll(select.POLLIN, select.POLLIN, "first"); x.s.setblocking(True); x.tell()
+    buffers = [ctypes.create_string_buffer(10) for _ in range(2)]
+    parts = [Part(ctypes.addressof(it), 10) for it in buffers]
+    messages = (Message * 2)(*[Message(parts=ctypes.pointer(it), count=1) for it in parts])
+    count = ctypes.CDLL(None).recvmmsg(x.s.fileno(), messages, 2, 0, None)
+    x.note(f"messages {count} of {messages[0].length}: {digest(buffers[0].raw)}")
+    x.tried("then", lambda: x.s.recv(1))
+    x.tried("again", lambda: x.s.recv(1))
+
+
+def write_and_reset(x):
+    x.write(12, 10); x.wait(); time.sleep(0.3); x.reset()
+
+
+scenario(take_several, write_and_reset)
+scenario(write_and_reset, take_several)
+
+
 def times_out(x):
     x.s.setblocking(True)
     x.s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, array.array("l", [0, 200_000]).tobytes())

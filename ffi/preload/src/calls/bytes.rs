@@ -6,9 +6,10 @@ use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 
+use crate::messages::Moved;
 use crate::ringed::is_ringed;
-use crate::table::TABLE;
-use crate::{adopt, real, ringed, stream, sys};
+use crate::table::{Flag, TABLE};
+use crate::{adopt, messages, real, ringed, stream, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
@@ -173,18 +174,23 @@ unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if TABLE.of(fd).is_plain() {
+    if TABLE.of(fd).is_plain() || messages.is_null() {
         // SAFETY: the caller promises what `recvmmsg` asks for.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
     let later = if flags & libc::MSG_WAITFORONE == 0 { 0 } else { libc::MSG_DONTWAIT };
-    let receive = |message: *mut mmsghdr, is_first| {
+    // SAFETY: the caller promises so many, and they are not null.
+    let messages = unsafe { slice::from_raw_parts_mut(messages, count as usize) };
+    messages::each(messages, |message, is_first| {
         let flags = flags & !libc::MSG_WAITFORONE | if is_first { 0 } else { later };
-        // SAFETY: the caller promises `count` messages, and this is one of them. It begins with
-        // the message of `recvmsg`.
-        unsafe { recvmsg(fd, message.cast(), flags) }
-    };
-    each_message(messages, count, receive)
+        // SAFETY: the caller promises its messages, of which this is one.
+        let result = unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags) };
+        // The call tells of what came before. The next one tells of this.
+        if result < 0 && !is_first && sys::errno() == libc::ECONNRESET {
+            TABLE.raise(fd, Flag::ResetUntold);
+        }
+        Moved { result, goes_on: true }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -273,38 +279,19 @@ unsafe extern "C-unwind" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    if TABLE.of(fd).is_plain() {
+    if TABLE.of(fd).is_plain() || messages.is_null() {
         // SAFETY: the caller promises what `sendmmsg` asks for.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
-    each_message(messages, count, |message: *mut mmsghdr, _| {
-        // SAFETY: the caller promises `count` messages, and this is one of them. It begins with
-        // the message of `sendmsg`.
-        unsafe { sendmsg(fd, message.cast(), flags) }
+    // SAFETY: the caller promises so many, and they are not null.
+    let messages = unsafe { slice::from_raw_parts_mut(messages, count as usize) };
+    messages::each(messages, |message, _| {
+        // SAFETY: the caller promises its messages, of which this is one.
+        let wanted = unsafe { bytes_in(&message.msg_hdr) };
+        // SAFETY: as above.
+        let result = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
+        Moved { result, goes_on: usize::try_from(result).is_ok_and(|sent| sent >= wanted) }
     })
-}
-
-/// Moves messages until one fails. Returns how many were moved, or -1 if the first has failed.
-fn each_message(
-    messages: *mut mmsghdr,
-    count: c_uint,
-    mut each: impl FnMut(*mut mmsghdr, bool) -> ssize_t,
-) -> c_int {
-    let mut moved: c_int = 0;
-    for index in 0..count as usize {
-        let message = messages.wrapping_add(index);
-        let result = each(message, index == 0);
-        let Ok(length) = c_uint::try_from(result) else {
-            return if moved == 0 { -1 } else { moved };
-        };
-        // SAFETY: it is one of the caller's messages.
-        unsafe { (*message).msg_len = length };
-        moved += 1;
-        if length == 0 {
-            break;
-        }
-    }
-    moved
 }
 
 /// More parts the kernel does not take.
