@@ -244,9 +244,15 @@ fn is_ours(fd: RawFd) -> bool {
     is_ours
 }
 
-/// The program is about to close a descriptor. If it has asked for a reset by SO_LINGER, the
-/// gateway hears of that: a Unix socket knows no reset.
+/// The program is about to close a descriptor.
 pub(crate) fn before_close(fd: RawFd) {
+    before_end(fd);
+    TABLE.forget(fd);
+}
+
+/// A descriptor is about to be closed, or replaced. If the program has asked for a reset by
+/// SO_LINGER, the gateway hears of that: a Unix socket knows no reset.
+pub(crate) fn before_end(fd: RawFd) {
     if TABLE.of(fd).kind() == Kind::Switched
         && !sys::is_sandboxed()
         && TABLE.is_owner()
@@ -257,7 +263,6 @@ pub(crate) fn before_close(fd: RawFd) {
         // Without a gateway it is over anyway.
         drop(ask(Request::Reset { connection: name.connection }, Some(socket)));
     }
-    TABLE.forget(fd);
 }
 
 fn failed(error: c_int) -> ssize_t {

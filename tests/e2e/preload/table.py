@@ -171,6 +171,18 @@ scenario(greet_and_reset, greet_and_see)
 scenario(greet_and_see, greet_and_reset)
 
 
+def greet_and_reset_by_replacing(x):
+    """What `dup2` puts another file in place of is closed; on the other side so by `dup3`."""
+    x.write(4, 10); x.read(10); x.wait()
+    x.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, array.array("i", [1, 0]).tobytes())
+    with open(os.devnull) as file:
+        os.dup2(file.fileno(), x.s.fileno(), inheritable=ROLE == "client")
+
+
+scenario(greet_and_reset_by_replacing, greet_and_see)
+scenario(greet_and_see, greet_and_reset_by_replacing)
+
+
 def see_reset_by_poll(x):
     x.write(5, 10); x.read(10); x.tell()
     x.poll(select.POLLIN, select.POLLIN | select.POLLHUP, "reset")

@@ -1,12 +1,12 @@
 //! Descriptors are closed and copied.
 
 use libc::{FILE, c_int, c_uint, c_void};
+use rustix::io::fcntl_getfd;
 
 use crate::accept::copied;
-use crate::real;
 use crate::settle::settle;
-use crate::stream;
 use crate::table::{DESCRIPTORS_MAX, Entry, TABLE};
+use crate::{real, stream, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
@@ -80,6 +80,7 @@ unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
     settle(fd);
+    before_replacing(fd, to);
     // SAFETY: the caller promises that the descriptor that is replaced is its own.
     let copy = unsafe { real::dup2(fd, to) };
     if copy >= 0 && fd != to {
@@ -91,12 +92,23 @@ unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     settle(fd);
+    before_replacing(fd, to);
     // SAFETY: the caller promises that the descriptor that is replaced is its own.
     let copy = unsafe { real::dup3(fd, to, flags) };
     if copy >= 0 {
         copied(fd, to);
     }
     copy
+}
+
+/// What has the number `to` is closed, unless there is nothing to put in its place.
+fn before_replacing(fd: c_int, to: c_int) {
+    if TABLE.of(to) != Entry::OTHER
+        && fd != to
+        && sys::borrow(fd).is_some_and(|fd| fcntl_getfd(fd).is_ok())
+    {
+        stream::before_end(to);
+    }
 }
 
 /// In C it has two arguments, or three. On x86-64 and aarch64 the third one is where it always is;
