@@ -115,9 +115,37 @@ pub(crate) fn told(socket: BorrowedFd<'_>, fd: i32) {
 
 /// Whether the far end is gone.
 pub(crate) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    events(socket).contains(PollFlags::HUP)
+}
+
+/// How far a stream has come to its end, as TCP says it in `struct tcp_info`.
+pub(crate) fn state(socket: BorrowedFd<'_>, entry: Entry) -> u8 {
+    let events = events(socket);
+    // The kernel knows of the end of reading by the program itself where bytes go by rings.
+    let is_our_own = entry.has(Flag::Ringed) && entry.has(Flag::ReadingShut);
+    let has_ended = events.contains(PollFlags::RDHUP) && !is_our_own;
+    match (has_ended, Direction::Writing.is_shut(socket, entry)) {
+        _ if events.contains(PollFlags::HUP) => CLOSE,
+        (false, false) => ESTABLISHED,
+        (false, true) => FIN_WAIT2,
+        (true, false) => CLOSE_WAIT,
+        (true, true) => CLOSE,
+    }
+}
+
+const ESTABLISHED: u8 = 1;
+const FIN_WAIT2: u8 = 5;
+pub(crate) const CLOSE: u8 = 7;
+const CLOSE_WAIT: u8 = 8;
+
+/// What the kernel says of the ends of a stream.
+fn events(socket: BorrowedFd<'_>) -> PollFlags {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    match poll(&mut fds, Some(&now)) {
+        Ok(_) => fds[0].revents(),
+        Err(_) => PollFlags::empty(),
+    }
 }
 
 #[cfg(test)]

@@ -72,12 +72,13 @@ pub(crate) fn of_socket(tcp: BorrowedFd<'_>) -> u64 {
 }
 
 /// Reads an option of a switched socket into `value`; returns its length. None if the Unix socket
-/// itself should be asked.
+/// itself should be asked. `state` is that of the connection in `struct tcp_info`.
 pub(crate) fn read(
     name: Name,
     options: u64,
     (level, option): (c_int, c_int),
     value: &mut [u8],
+    state: impl FnOnce() -> u8,
 ) -> Option<Result<usize, Errno>> {
     if let Some(field) = field(level, option) {
         return Some(Ok(put(value, field.get(options))));
@@ -87,8 +88,8 @@ pub(crate) fn read(
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Some(Ok(put(value, libc::IPPROTO_TCP))),
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
             let length = ask_tcp(name, |tcp| sys::socket_option(tcp, level, option, value));
-            if let Some(state) = value.first_mut() {
-                *state = ESTABLISHED;
+            if let Some(place) = value.first_mut() {
+                *place = state();
             }
             Some(length)
         }
@@ -144,9 +145,6 @@ fn ask_tcp<T>(
     ask(tcp.as_fd())
 }
 
-/// The state of a connection in `struct tcp_info`.
-const ESTABLISHED: u8 = 1;
-
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
@@ -164,7 +162,8 @@ mod tests {
 
     fn number(options: u64, level: c_int, option: c_int) -> Result<i32, Errno> {
         let mut value = [0; 4];
-        let length = read(NAME, options, (level, option), &mut value).expect("it is answered")?;
+        let length = read(NAME, options, (level, option), &mut value, || 0);
+        let length = length.expect("it is answered")?;
         assert_eq!(length, 4);
         Ok(i32::from_ne_bytes(value))
     }
@@ -213,8 +212,8 @@ mod tests {
         assert_eq!(write(NAME, 0, (TCP, 9999), &[0; 4]).unwrap(), Err(Errno::NOPROTOOPT));
         assert_eq!(write(NAME, 5, (libc::IPPROTO_IP, libc::IP_TOS), &[8, 0, 0, 0]), Some(Ok(5)));
         let mut info = [0; 104];
-        assert_eq!(read(NAME, 0, (TCP, libc::TCP_INFO), &mut info), Some(Ok(104)));
-        assert_eq!(info[0], ESTABLISHED);
-        assert_eq!(read(NAME, 0, (libc::SOL_SOCKET, libc::SO_ERROR), &mut info), None);
+        assert_eq!(read(NAME, 0, (TCP, libc::TCP_INFO), &mut info, || 8), Some(Ok(104)));
+        assert_eq!(info[0], 8);
+        assert_eq!(read(NAME, 0, (libc::SOL_SOCKET, libc::SO_ERROR), &mut info, || 8), None);
     }
 }

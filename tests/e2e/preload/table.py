@@ -100,6 +100,10 @@ class Side:
         except TimeoutError:
             self.s.settimeout(LIMIT)
 
+    def note_state(self):
+        """Programs find by it in a pool which connections are of use still."""
+        self.note(f"state {self.s.getsockopt(TCP, socket.TCP_INFO, 104)[0]}")
+
     def finish(self):
         self.s.shutdown(socket.SHUT_WR)
 
@@ -188,6 +192,7 @@ def see_reset_by_poll(x):
     x.poll(select.POLLIN, select.POLLIN | select.POLLHUP, "reset")
     x.note("error " + errno.errorcode[x.s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)])
     x.note(f"then {x.s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)}")
+    x.note_state()
 
 
 scenario(greet_and_reset, see_reset_by_poll)
@@ -314,7 +319,7 @@ def hold(x):
 
 def see_end_by_poll(x):
     mask = select.POLLIN | RDHUP
-    x.poll(mask, mask, "end"); x.read_to_end()
+    x.poll(mask, mask, "end"); x.note_state(); x.read_to_end()
     x.poll(select.POLLOUT, select.POLLOUT, "room")
     x.tell()
 
@@ -338,7 +343,7 @@ def options(x):
         x.tried(f"get {level} {name}", lambda: s.getsockopt(level, name))
     for name in ["SO_TYPE", "SO_DOMAIN", "SO_PROTOCOL", "SO_ERROR", "SO_ACCEPTCONN"]:
         x.note(f"{name} {s.getsockopt(socket.SOL_SOCKET, getattr(socket, name))}")
-    x.note(f"state {s.getsockopt(TCP, socket.TCP_INFO, 104)[0]}")
+    x.note_state()
     x.tried("listen", lambda: s.listen())
     x.tried("bind", lambda: s.bind(("", 0)))
     s.setblocking(False)

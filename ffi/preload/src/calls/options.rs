@@ -63,6 +63,7 @@ unsafe extern "C-unwind" fn getsockopt(
     // SAFETY: the caller promises so many bytes at a place that is not null. They count for
     // nothing until they are written.
     let place = unsafe { slice::from_raw_parts_mut(value.cast::<u8>(), room as usize) };
+    let state = || sys::borrow(fd).map_or(end::CLOSE, |it| end::state(it, TABLE.of(fd)));
     let was_reset = || TABLE.take(fd, Flag::ResetUntold) || stream::was_reset(fd);
     let answer = if is_error && was_reset() {
         let error = libc::ECONNRESET.to_ne_bytes();
@@ -72,7 +73,7 @@ unsafe extern "C-unwind" fn getsockopt(
     } else {
         name.and_then(|name| match own(fd, level, option) {
             Some(value) => Some(Ok(options::put(place, value))),
-            None => options::read(name, TABLE.options(fd), (level, option), place),
+            None => options::read(name, TABLE.options(fd), (level, option), place, state),
         })
     };
     match answer {
