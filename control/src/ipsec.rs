@@ -25,6 +25,8 @@ pub struct Policies {
     known: Vec<Policy>,
     /// A policy changed, and the kernel has not listed them since: what is known may be wrong.
     stale: bool,
+    /// Why the kernel does not show them, until somebody is told.
+    hidden: Option<io::Error>,
 }
 
 /// What happens to packets that leave.
@@ -57,12 +59,20 @@ impl Policies {
         match changes.and_then(|changes| Ok((changes, list_if_allowed(list)?))) {
             Ok((changes, known)) => {
                 let (stale, known) = (known.is_none(), known.unwrap_or_default());
-                Self { changes: Some(changes), list, known, stale }
+                Self { changes: Some(changes), list, known, stale, hidden: None }
             }
             Err(error) => {
-                tracing::warn!(%error, "connections that IPsec protects will not be noticed");
-                Self { changes: None, list, known: Vec::new(), stale: false }
+                let (known, hidden) = (Vec::new(), Some(error));
+                Self { changes: None, list, known, stale: false, hidden }
             }
+        }
+    }
+
+    /// Warns, once, if the policies cannot be known. A gateway calls it as soon as it may speak
+    /// SMC-R: one that only relays TCP needs no policies, and not the privilege to see them.
+    pub fn need(&mut self) {
+        if let Some(error) = self.hidden.take() {
+            tracing::warn!(%error, "connections that IPsec protects will not be noticed");
         }
     }
 

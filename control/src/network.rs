@@ -15,7 +15,8 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 use smcr_os::netdev::NetworkDevice;
 use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 
-use crate::config::RnicKind;
+use crate::config::{Config, RnicKind};
+use crate::confine::needs::Needs;
 use crate::device::{self, Devices, Networks, Subnets};
 use crate::groups::PortId;
 use crate::ipsec::Policies;
@@ -81,6 +82,13 @@ impl Network {
         let mut network = Self { devices, pnet, places, up, by_device, changes, policies };
         network.judge();
         network
+    }
+
+    /// Warns if `config` may lead to SMC-R, and the policies of IPsec cannot be known.
+    pub fn need_policies(&mut self, config: &Config) {
+        if Needs::of(config).network {
+            self.policies.need();
+        }
     }
 
     /// One more port.
@@ -232,7 +240,6 @@ const IPV6_ADDRESS: u32 = 0x100;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
 
     fn device(name: &str, addresses: &[&str]) -> NetworkDevice {
         NetworkDevice {

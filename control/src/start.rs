@@ -340,6 +340,7 @@ fn watch_network(
     let mut network = Network::new(devices, PnetTable::new(config), places(ports));
     // What changed between the first look and the watch would never be heard of.
     network.refresh().map_err(context("the network devices cannot be watched"))?;
+    network.need_policies(config);
     Ok(network)
 }
 

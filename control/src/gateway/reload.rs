@@ -87,6 +87,7 @@ impl<N: Rnic> Gateway<N> {
         crate::log::change(config.log);
         self.access_log.change(&config.access_log);
         self.network.change(crate::pnet::PnetTable::new(&config));
+        self.network.need_policies(&config);
         self.config = config;
         crate::measure::serve();
         self.watch_names();

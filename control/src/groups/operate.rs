@@ -83,10 +83,10 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         Ok(())
     }
 
-    /// The network of a port came or went.
+    /// The network of a port came or went. A port without an RNIC has none, and nothing is said.
     pub fn carrier_changed(&mut self, now: Instant, port: PortId, carrier: bool) {
         let entry = &mut self.shared.ports[port.0];
-        if std::mem::replace(&mut entry.carrier, carrier) == carrier {
+        if entry.rnic.is_none() || std::mem::replace(&mut entry.carrier, carrier) == carrier {
             return;
         }
         let rnic = &entry.name;

@@ -35,7 +35,8 @@ fn at(address: IpAddr) -> SocketAddr {
 
 fn protect(policies: &[&Policy], local: IpAddr, peer: SocketAddr) -> bool {
     let known = policies.iter().copied().cloned().collect();
-    let mut policies = Policies { changes: None, list: || Ok(Vec::new()), known, stale: false };
+    let list = || Ok(Vec::new());
+    let mut policies = Policies { changes: None, list, known, stale: false, hidden: None };
     policies.protect(at(local), peer)
 }
 
@@ -115,7 +116,7 @@ fn policies_that_could_not_be_listed_are_asked_for_again() {
     let (kernel, changes) = std::os::unix::net::UnixDatagram::pair().unwrap();
     let list = || Ok(vec![policy(("10.8.0.1", 32), ("10.8.0.2", 32), 20, true)]);
     let mut policies =
-        Policies { changes: Some(changes.into()), list, known: vec![], stale: false };
+        Policies { changes: Some(changes.into()), list, known: vec![], stale: false, hidden: None };
     assert!(!policies.protect(at(HERE), at(THERE)), "nothing has changed yet");
     policies.list = || Err(Errno::MFILE.into());
     kernel.send(b"a policy changed").unwrap();
@@ -148,6 +149,9 @@ fn policies_that_could_not_be_listed_at_the_start_are_asked_for_again() {
     }
     let mut policies = Policies::begin(Err(Errno::PROTONOSUPPORT.into()), || panic!("whom"));
     assert!(!policies.protect(at(HERE), at(THERE)));
+    assert!(policies.hidden.is_some(), "a relay of TCP does not warn");
+    policies.need();
+    assert!(policies.hidden.is_none(), "it is said once");
 }
 
 /// A policy changes between two questions of one turn of the control thread. The second was
@@ -158,7 +162,7 @@ fn each_answer_is_by_the_policies_of_now() {
     let (kernel, changes) = std::os::unix::net::UnixDatagram::pair().unwrap();
     let list = || Ok(vec![policy(("10.8.0.1", 32), ("10.8.0.2", 32), 20, true)]);
     let (changes, known) = (Some(changes.into()), vec![]);
-    let mut policies = Policies { changes, list, known, stale: false };
+    let mut policies = Policies { changes, list, known, stale: false, hidden: None };
     assert!(!policies.protect(at(HERE), at(THERE)));
     kernel.send(b"a policy changed").unwrap();
     assert!(policies.protect(at(HERE), at(THERE)));

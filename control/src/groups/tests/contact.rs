@@ -316,6 +316,17 @@ fn a_port_that_was_proposed_has_no_stand_in() {
     assert_eq!(groups.port_at(proposed, Some(gid(2, 0))), None);
 }
 
+/// A gateway without RNICs has a port all the same, for TCP. At each start it warned that the
+/// network of an RNIC was gone.
+#[test]
+fn a_port_without_an_rnic_has_no_network_to_lose() {
+    let mut pair = Pair::new(1, 1);
+    let groups = &mut pair.client.groups;
+    groups.shared.ports[0].rnic = None;
+    groups.carrier_changed(pair.now, PortId(0), false);
+    assert!(groups.ports()[0].carrier && !groups.ports()[0].is_up());
+}
+
 /// A program at a peer half-closes: that looks as if its host had died, so it is asked. A Linux
 /// host that is busy may take two seconds for its answer at any time; with less, all connections
 /// to it would be reset because one of them was half-closed.
