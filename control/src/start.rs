@@ -1,6 +1,7 @@
 //! From a configuration to a running gateway: RNICs, pollers, listeners, threads.
 
 pub(crate) mod ports;
+mod remedy;
 
 use std::fmt;
 use std::io;

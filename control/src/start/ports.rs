@@ -22,10 +22,10 @@ use smcr_proto::wire::clc::proposal::Ipv4Subnet;
 use smcr_rnic::any;
 use smcr_rnic::{Exhausted, Fabric as _, Rnic as _};
 
+use super::remedy::remedy;
 use super::{AnyFabric, RunError, context};
 use crate::capture::Tapped;
 use crate::config::{Config, DpdkPort, IdlePolicy, RnicConfig, RnicKind, VerbsPort};
-use crate::confine::what_root_lacks;
 use crate::cores::{self, Assignment, Board, Reason};
 use crate::device::{self, Devices};
 use crate::gateway::PortParts;
@@ -34,7 +34,7 @@ use crate::placement::{PollerHandle, Seat, Seats};
 use crate::status::Traffic;
 
 /// An RNIC that is open, or its place where there is none.
-struct Opened {
+pub(super) struct Opened {
     nic: RnicConfig,
     rnic: Option<any::Nic>,
     fabric: AnyFabric,
@@ -80,7 +80,7 @@ impl Opener {
         let mut opened = Vec::new();
         let eal = eal_arguments(nics);
         for nic in nics {
-            match open(nic, &eal) {
+            match open(nic, &eal, devices) {
                 Ok(parts) => opened.extend(parts),
                 Err(why) if config.rnics.is_empty() => {
                     tracing::warn!(%why, "no RNIC can open here: TCP only");
@@ -110,7 +110,7 @@ impl Opener {
         nic: &RnicConfig,
     ) -> Result<Vec<PortParts<any::Nic>>, String> {
         let what = || format!("rnic {} on {}", nic.name, nic.device);
-        let opened = open(nic, &eal_arguments(std::slice::from_ref(nic)));
+        let opened = open(nic, &eal_arguments(std::slice::from_ref(nic)), devices);
         let opened = opened.map_err(|why| format!("{}: {why}", what()))?;
         self.start(config, devices, opened).map_err(|error| format!("{}: {error}", what()))
     }
@@ -167,11 +167,17 @@ impl Opener {
 }
 
 /// Opens a NIC: one part for each of its pollers.
-fn open(nic: &RnicConfig, eal: &[String]) -> Result<Vec<Opened>, String> {
-    let parts = any::open(&spec(nic, eal)).map_err(|error| {
-        let hint = error.of_file().map_or("", what_root_lacks);
-        format!("{error}{hint}")
-    })?;
+///
+/// # Errors
+///
+/// Why not, and what to do, in one line.
+pub(super) fn open(
+    nic: &RnicConfig,
+    eal: &[String],
+    devices: &Devices,
+) -> Result<Vec<Opened>, String> {
+    let parts = any::open(&spec(nic, eal));
+    let parts = parts.map_err(|error| format!("{error}{}", remedy(nic, devices, &error)))?;
     let (kind, device, pollers) = (nic.kind.name(), &nic.device, parts.len());
     tracing::info!(rnic = nic.name, kind, device, pollers, "RNIC open");
     let part = |(index, (rnic, fabric))| {

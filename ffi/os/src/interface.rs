@@ -30,9 +30,12 @@ impl Interface {
     /// `NotFound` when there is no such device, `AddrNotAvailable` when it has no IP address.
     pub fn named(name: &str) -> io::Result<Self> {
         let device = network_devices()?.into_iter().find(|device| device.name == name);
-        let device = device
-            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such network device"))?;
-        let address = preferred_address(&device).ok_or_else(no_address)?;
+        let device = device.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::NotFound, "there is no such network device")
+        })?;
+        let address = preferred_address(&device).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::AddrNotAvailable, "the device has no address")
+        })?;
         Ok(Self::new(device, address))
     }
 
@@ -47,7 +50,11 @@ impl Interface {
             own == address || v4 && own.is_loopback() && address.is_loopback()
         };
         let owns = |device: &NetworkDevice| device.addresses.iter().any(|(own, _)| is_local(*own));
-        let device = network_devices()?.into_iter().find(owns).ok_or_else(no_address)?;
+        let device = network_devices()?.into_iter().find(owns);
+        let device = device.ok_or_else(|| {
+            let why = format!("no network device has the address {address}");
+            io::Error::new(io::ErrorKind::AddrNotAvailable, why)
+        })?;
         Ok(Self::new(device, address))
     }
 
@@ -80,10 +87,6 @@ fn scoped(address: IpAddr, port: u16, index: u32) -> SocketAddr {
         }
         IpAddr::V4(_) | IpAddr::V6(_) => SocketAddr::new(address, port),
     }
-}
-
-fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::AddrNotAvailable, "no network device has the address")
 }
 
 /// The largest IP packet that can go from `here` to `there` without fragmentation, as far as the
@@ -125,6 +128,7 @@ mod tests {
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
         let missing = Interface::with_address(Ipv4Addr::new(192, 0, 2, 77).into()).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::AddrNotAvailable);
+        assert_eq!(missing.to_string(), "no network device has the address 192.0.2.77");
         let path = path_mtu(named.address, other.address).unwrap();
         assert_eq!(path, named.mtu.min(65_535), "no IP packet is longer");
         let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);

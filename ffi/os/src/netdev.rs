@@ -30,6 +30,13 @@ pub struct NetworkDevice {
     pub addresses: Vec<(IpAddr, u8)>,
 }
 
+impl NetworkDevice {
+    /// Whether it carries Ethernet frames. Loopback and tunnels do not.
+    pub fn is_ethernet(&self) -> bool {
+        self.mac.is_some_and(|mac| mac != [0; 6])
+    }
+}
+
 /// All devices of the network namespace of the calling thread, in the kernel's order.
 ///
 /// # Errors

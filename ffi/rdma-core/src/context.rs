@@ -103,7 +103,11 @@ impl Context {
         let mut count: c_int = 0;
         // SAFETY: `ibv_get_device_list` asks for a place to store a count: a live local.
         let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
-        let list = NonNull::new(list).ok_or_else(|| OpenError::Refused(last_error()))?;
+        let list = NonNull::new(list).ok_or_else(|| match last_error() {
+            // The kernel has no RDMA, so there are no devices.
+            error if error.raw_os_error() == Some(libc::ENOSYS) => OpenError::Absent(Vec::new()),
+            error => OpenError::Refused(error),
+        })?;
         let count = usize::try_from(count).expect("a count");
         // SAFETY: `from_raw_parts` asks for that many initialized elements that stay: the list has
         // as many as the call counted, and is freed only below.

@@ -18,16 +18,6 @@ pub enum OpenError {
     Verbs(verbs::OpenError),
 }
 
-impl OpenError {
-    /// What the kernel said about a file, if one is the reason.
-    pub fn of_file(&self) -> Option<&io::Error> {
-        match self {
-            Self::Shm(error) => Some(error.why()),
-            Self::Host(_) | Self::Dpdk(_) | Self::Verbs(_) => None,
-        }
-    }
-}
-
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

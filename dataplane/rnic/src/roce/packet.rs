@@ -132,7 +132,11 @@ pub fn parts(config: &Config<'_>) -> io::Result<(Parameters, Packet)> {
     let address = config.address.or_else(|| preferred_address(&device));
     let prefix = |address| device.addresses.iter().find(|(own, _)| *own == address);
     let Some(&(address, prefix)) = address.and_then(prefix) else {
-        return Err(wrong(io::ErrorKind::AddrNotAvailable, "it does not have the address"));
+        let why = match config.address {
+            Some(address) => format!("the device does not have the address {address}"),
+            None => "the device has no address".to_owned(),
+        };
+        return Err(wrong(io::ErrorKind::AddrNotAvailable, &why));
     };
     let (mtu, payload_max) = sizes_for(device.mtu, config.mtu_max).ok_or_else(|| {
         wrong(io::ErrorKind::InvalidInput, "the MTU of the device is below 336 bytes")

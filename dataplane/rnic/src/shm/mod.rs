@@ -80,7 +80,11 @@ impl OpenError {
 
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "directory {}: {}: {}", self.directory, self.what, self.why)
+        let Self { directory, what, why } = self;
+        if why.kind() == io::ErrorKind::NotFound {
+            return write!(f, "directory {directory}: there is no such directory");
+        }
+        write!(f, "directory {directory}: {what}: {why}")
     }
 }
 

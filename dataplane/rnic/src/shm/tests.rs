@@ -321,7 +321,10 @@ pub(super) fn readable(descriptor: BorrowedFd<'_>) -> bool {
 #[test]
 fn a_directory_that_cannot_be_used_is_named() {
     let error = open("/no/such/place", 1).unwrap_err().to_string();
-    assert!(error.contains("/no/such/place") && error.contains("No such file"), "{error}");
+    assert!(
+        error.contains("/no/such/place") && error.contains("there is no such directory"),
+        "{error}"
+    );
     let file = tempfile::NamedTempFile::new().unwrap();
     let error = open(file.path().to_str().unwrap(), 1).unwrap_err().to_string();
     assert!(error.contains("Not a directory"), "{error}");

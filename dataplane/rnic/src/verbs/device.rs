@@ -88,9 +88,7 @@ impl Device {
             rdma_core::OpenError::Absent(others) if others.is_empty() => {
                 fail("this host has no RDMA device".into())
             }
-            rdma_core::OpenError::Absent(others) => {
-                fail(format!("no such device; there are {}", others.join(", ")))
-            }
+            rdma_core::OpenError::Absent(_) => fail("this host has no such RDMA device".into()),
             rdma_core::OpenError::Refused(error) => refuses(error),
         })?;
         let number = config.port;
