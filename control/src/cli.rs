@@ -49,7 +49,10 @@ pub enum Command {
     /// Run the gateway until SIGTERM or SIGINT, then finish what is open within drain_timeout
     Run(ConfigFile),
     /// Read a configuration and say what a gateway would do with it, without starting one
-    Check(ConfigFile),
+    #[command(after_help = "A WARNING is an obstacle that may be gone when the gateway starts, \
+        such as a device that\nis not there yet. It is no fault: exit code 0, or 1 with --strict. \
+        A file that is wrong\nis one, with exit code 2.")]
+    Check(Check),
     /// Find out whether this host can do SMC-R, and what to change if not
     Doctor(Doctor),
     /// Show what a running gateway counts: connections, why some stayed TCP, link groups, RNICs
@@ -214,6 +217,17 @@ pub struct ConfigFile {
     /// The configuration, a TOML file
     #[arg(short, long = "config", value_name = "FILE")]
     pub config: PathBuf,
+}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Which configuration.
+    #[command(flatten)]
+    pub file: ConfigFile,
+    /// End with exit code 1 if there is a warning
+    #[arg(long)]
+    pub strict: bool,
 }
 
 /// Options of `doctor`.

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Run(file) => run(&file.config, log),
         // These two print what they find themselves, and know what it is worth.
-        Command::Check(file) => return check::run(&file.config),
+        Command::Check(check) => return check::run(&check.file.config, check.strict),
         Command::Doctor(arguments) => match examine(&arguments) {
             Ok(code) => return code,
             Err(failure) => Err(failure),

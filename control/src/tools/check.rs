@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 
+use smcr_engine::affinity::Affinity;
 use smcr_os::netdev::NetworkDevice;
 use smcr_rnic::roce::dpdk;
 use smcr_rnic::verbs;
@@ -29,8 +30,9 @@ use crate::smc_option::OptionSource;
 /// Checks the file at `path` and prints what a gateway would do with it on this host.
 ///
 /// Exits with 2 and one line on standard error if the file is wrong. Obstacles that may be gone
-/// when the gateway starts, such as an address that is not there yet, are printed and are no fault.
-pub fn run(path: &Path) -> ExitCode {
+/// when the gateway starts, such as an address that is not there yet, are printed as warnings and
+/// are no fault, unless `strict`: then the exit code is 1.
+pub fn run(path: &Path, strict: bool) -> ExitCode {
     let config = match Config::load_at(path, &Devices::addresses_here()) {
         Ok(config) => config,
         Err(error) => {
@@ -39,12 +41,33 @@ pub fn run(path: &Path) -> ExitCode {
         }
     };
     let devices = Devices::read().unwrap_or_default();
-    let free = cores::free(&Board::of_this_machine());
     let option = OptionSource::choose(&config.smc, config.local.door.is_some());
-    let text = describe(&config, &devices, &option, (&free, host_memory::limit()));
+    let text = describe(&config, &devices, &option, (&Cores::here(), host_memory::limit()));
     // A reader that has seen enough, such as `head`, is no reason to fail.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    ExitCode::SUCCESS
+    match text.matches("WARNING: ").count() {
+        warnings @ 1.. if strict => {
+            eprintln!("warnings, which --strict does not allow: {warnings}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// Cores for pollers.
+struct Cores {
+    /// Those that this process may use.
+    allowed: Vec<usize>,
+    /// Those of them that no poller holds.
+    free: Vec<usize>,
+}
+
+impl Cores {
+    fn here() -> Self {
+        let affinity = Affinity::of_this_thread();
+        let allowed = affinity.iter().flat_map(Affinity::cores).collect();
+        Self { allowed, free: cores::free(&Board::of_this_machine()) }
+    }
 }
 
 /// What a gateway would do with `config`, in lines.
@@ -52,7 +75,7 @@ fn describe(
     config: &Config,
     devices: &Devices,
     option: &OptionSource,
-    (free_cores, memory): (&[usize], Option<u64>),
+    (cores, memory): (&Cores, Option<u64>),
 ) -> String {
     let (peers, limits) = (&config.smc.peers, &config.limits);
     let host = Host { devices, peers, limits, pnet: PnetTable::new(config), option };
@@ -65,7 +88,7 @@ fn describe(
     }
     let _ = writeln!(text, "versions: {}", versions(config));
     let _ = writeln!(text, "peers: {}", config.smc.peers);
-    let _ = writeln!(text, "pollers: {}", pollers(config, free_cores));
+    let _ = writeln!(text, "pollers: {}", pollers(config, cores));
     let mib = config.limits.rmb_bytes(memory) >> 20;
     let _ = writeln!(text, "memory: up to {mib} MiB for the RMB elements of connections");
     if let Some(place) = log_place(&config.access_log) {
@@ -118,8 +141,20 @@ fn log_place(log: &config::AccessLog) -> Option<String> {
 fn place(rnic: &RnicConfig, devices: &Devices) -> String {
     let device = &rnic.device;
     match &rnic.kind {
-        RnicKind::RoceUdp { .. } | RnicKind::RocePacket { .. } => {
-            format!("soft RNIC on {device}: {}", state(devices.named(device)))
+        RnicKind::RoceUdp { address } | RnicKind::RocePacket { address, .. } => {
+            let there = devices.named(device);
+            let has = |wanted: IpAddr| devices.owner_of(wanted) == there;
+            let needs_mac = matches!(rnic.kind, RnicKind::RocePacket { .. });
+            let state = match (state(there), address) {
+                ("up", _) if needs_mac && !there.is_some_and(NetworkDevice::is_ethernet) => {
+                    "WARNING: it is no Ethernet device".to_owned()
+                }
+                ("up", Some(wanted)) if !has(*wanted) => {
+                    format!("WARNING: the device does not have the address {wanted}")
+                }
+                (state, _) => state.to_owned(),
+            };
+            format!("soft RNIC on {device}: {state}")
         }
         RnicKind::Dpdk(port) => {
             let interface = dpdk::interface_below(device).map(|name| state(devices.named(name)));
@@ -168,8 +203,8 @@ fn state(device: Option<&NetworkDevice>) -> &'static str {
     }
 }
 
-/// How many pollers there would be, and on which cores. `free` has the cores that nobody holds.
-fn pollers(config: &Config, free: &[usize]) -> String {
+/// How many pollers there would be, and on which cores.
+fn pollers(config: &Config, Cores { allowed, free }: &Cores) -> String {
     // Without RNICs in the file there is one for each that the listeners need.
     let own = |rnic: &RnicConfig| {
         let core = rnic.core;
@@ -193,7 +228,12 @@ fn pollers(config: &Config, free: &[usize]) -> String {
     let mut text = count;
     let given: Vec<usize> = configured.into_iter().flatten().collect();
     if !given.is_empty() {
-        let _ = write!(text, ", pinned to cores {} as configured", list(given));
+        let _ = write!(text, ", pinned to cores {} as configured", list(given.clone()));
+    }
+    let strange: Vec<_> = given.into_iter().filter(|core| !allowed.contains(core)).collect();
+    if !strange.is_empty() {
+        let (strange, allowed) = (list(strange), list(allowed.clone()));
+        let _ = write!(text, ", WARNING: this process may not use {strange}, only {allowed}");
     }
     if needed > free.len() {
         let _ = write!(
@@ -344,9 +384,14 @@ mod tests {
         [[listener]]\nname='in'\nbind='127.0.0.1:7'\naccept='smc'\nupstream='127.0.0.1:8'\n\
         [[listener]]\nname='out'\nbind='192.0.2.1:9'\nconnect='smc'\nupstream='127.0.0.1:8'\n";
 
+    /// Of a machine with four of them.
+    fn cores(free: &[usize]) -> Cores {
+        Cores { allowed: vec![0, 1, 2, 3], free: free.to_vec() }
+    }
+
     fn lines(file: &str, option: &OptionSource) -> Vec<String> {
         let config = Config::parse(file, "gate.toml").unwrap();
-        let host = (&[0, 1][..], Some(1 << 30));
+        let host = (&cores(&[0, 1]), Some(1 << 30));
         let text = describe(&config, &Devices::read().unwrap(), option, host);
         text.lines().map(str::to_owned).collect()
     }
@@ -400,7 +445,7 @@ mod tests {
             let rnic = format!("[[rnic]]\nname='local'\nkind='shm'\ndevice='{directory}'\n");
             let config = Config::parse(&format!("{FILE}{rnic}"), "gate.toml").unwrap();
             let option = OptionSource::None(String::new());
-            describe(&config, &Devices::read().unwrap(), &option, (&[], None))
+            describe(&config, &Devices::read().unwrap(), &option, (&cores(&[]), None))
         };
         assert!(shown("/").contains("rnic local: shared memory in /: there\n"));
         let missing = "rnic local: shared memory in /no/such: WARNING: there is no such directory";
@@ -456,7 +501,7 @@ mod tests {
         let text = format!("{FILE}peers=['10.7.0.1']\n[smc]\n{lists}");
         let config = Config::parse(&text, "gate.toml").unwrap();
         let option = OptionSource::Assume(vec!["127.0.0.0/8".parse().unwrap()]);
-        let shown = describe(&config, &Devices::read().unwrap(), &option, (&[0, 1], None));
+        let shown = describe(&config, &Devices::read().unwrap(), &option, (&cores(&[0, 1]), None));
         for line in [
             "peers: 10.8.0.0/24; RNICs: 10.9.0.0/16",
             "  peers: 10.7.0.1/32; RNICs: 10.9.0.0/16",
@@ -474,6 +519,12 @@ mod tests {
             ("", &[0, 3][..], "1, pinned to cores that no other poller holds: 3"),
             ("", &[], "1, WARNING: 1 not pinned: cores that no poller holds: 0"),
             ("[poll]\ncores=[2]", &[], "1, pinned to cores 2 as configured"),
+            (
+                "[poll]\ncores=[99]",
+                &[0],
+                "1, pinned to cores 99 as configured, WARNING: this process may not use 99, only \
+                 0, 1, 2, 3",
+            ),
             ("[poll]\npin=false", &[0], "1, not pinned: poll.pin is false"),
             (
                 "[[rnic]]\nname='r1'\ndevice='d1'\npollers=2\ncore=3\n",
@@ -483,7 +534,7 @@ mod tests {
             ),
         ];
         for (more, free, expected) in cases {
-            assert_eq!(pollers(&config(more), free), expected, "{more}");
+            assert_eq!(pollers(&config(more), &cores(free)), expected, "{more}");
         }
     }
 
@@ -505,16 +556,37 @@ mod tests {
             &config,
             &Devices::read().unwrap(),
             &OptionSource::None("".into()),
-            (&[], None),
+            (&cores(&[]), None),
         );
         assert!(text.contains("rnic p0: soft RNIC"), "{text}");
     }
 
+    /// The gateway would end at once.
     #[test]
-    fn a_wrong_file_is_exit_code_2() {
+    fn an_address_of_no_device_is_pointed_out() {
+        let shown = |address: &str| {
+            let rnic = format!("[[rnic]]\nname='x'\ndevice='lo'\naddress='{address}'\n");
+            let config = Config::parse(&format!("{FILE}{rnic}"), "gate.toml").unwrap();
+            place(&config.rnics[1], &Devices::read().unwrap())
+        };
+        assert_eq!(shown("127.0.0.9"), "soft RNIC on lo: up");
+        let expected = "soft RNIC on lo: WARNING: the device does not have the address 10.99.99.99";
+        assert_eq!(shown("10.99.99.99"), expected);
+        let expected = "soft RNIC on lo: WARNING: it is no Ethernet device";
+        assert_eq!(shown("127.0.0.1'\nkind='roce-packet"), expected);
+    }
+
+    #[test]
+    fn a_wrong_file_is_exit_code_2_and_a_warning_is_1_where_wanted() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(format!("{:?}", run(file.path())), format!("{:?}", ExitCode::from(2)));
+        let ends = |strict: bool| format!("{:?}", run(file.path(), strict));
+        let code = |code: u8| format!("{:?}", ExitCode::from(code));
+        assert_eq!(ends(false), code(2));
         std::fs::write(file.path(), FILE).unwrap();
-        assert_eq!(format!("{:?}", run(file.path())), format!("{:?}", ExitCode::SUCCESS));
+        assert_eq!((ends(false), ends(true)), (code(0), code(1)));
+        let quiet = "[[listener]]\nname='a'\nbind='127.0.0.1:7'\nupstream='127.0.0.1:8'\n\
+                     [poll]\npin=false\n";
+        std::fs::write(file.path(), quiet).unwrap();
+        assert_eq!(ends(true), code(0));
     }
 }
