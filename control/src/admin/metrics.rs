@@ -129,10 +129,12 @@ impl Collector for Snapshot {
 
 impl Snapshot {
     fn process(&self, page: &mut Page<'_>) -> fmt::Result {
-        let Stats { version, uptime_s, memory, .. } = &self.0;
+        let Stats { version, uptime_s, memory, totals, .. } = &self.0;
         let build = [(vec![("version", version.clone())], 1)];
         page.gauge("build_info", "Always 1. The label has the version.", None, build)?;
         page.gauge("uptime", "Time since the start.", Some(Unit::Seconds), plain(*uptime_s))?;
+        let help = "Panics of threads without which connections go on; each has begun anew.";
+        page.counter("panics_survived", help, None, plain(totals.panics_survived))?;
         let kinds = |rmb, send| [(kind("rmb"), rmb), (kind("send"), send)];
         page.gauge(
             "memory_registered",
@@ -157,7 +159,8 @@ impl Snapshot {
             None,
             by(totals.connections_smc, totals.connections_tcp),
         )?;
-        let help = "Connections that a limit kept from a transport.";
+        let help = "Connections that a limit kept from SMC-R, and connections that were closed at \
+                    once, because of a limit or because their upstream failed (TCP).";
         page.counter("refused", help, None, by(totals.refused_smc, totals.refused_tcp))?;
         let help = "Connections now, by transport.";
         page.gauge("connections_active", help, None, by(active.smc, active.tcp))?;
@@ -178,17 +181,20 @@ impl Snapshot {
         page.gauge("connections_parked", help, None, plain(active.parked))?;
         let help = "Connections of local programs whose bytes go by shared memory.";
         page.gauge("connections_rings", help, None, plain(active.rings))?;
-        let help = "Those that there have been.";
+        let help = "Connections of local programs whose bytes went by shared memory.";
         page.counter("rings", help, None, plain(totals.rings))?;
-        let help = "Those of them whose programs may pass the bytes without the gateway.";
+        let help =
+            "Ends of connections within this host that pass their bytes without the gateway.";
         page.gauge("connections_shortcuts", help, None, plain(active.shortcuts))?;
-        let help = "Ends that have ever passed bytes without the gateway, or might have.";
+        let help =
+            "Ends of connections within this host that were to pass bytes without the gateway.";
         page.counter("shortcuts", help, None, plain(totals.shortcuts))?;
         let help = "Rendezvous that broke the protocol or timed out.";
         page.counter("handshakes_failed", help, None, plain(totals.handshakes_failed))?;
         let bytes = Some(Unit::Bytes);
-        page.counter("in", "From applications.", bytes.clone(), plain(totals.bytes_in))?;
-        page.counter("out", "To applications.", bytes, plain(totals.bytes_out))?;
+        let help = "Bytes read from applications.";
+        page.counter("in", help, bytes.clone(), plain(totals.bytes_in))?;
+        page.counter("out", "Bytes written to applications.", bytes, plain(totals.bytes_out))?;
         let reasons = fallbacks.iter().map(|reason| {
             let code = format!("{:#010x}", reason.code);
             (vec![("code", code), ("name", reason.name.clone())], reason.count)
@@ -275,9 +281,9 @@ impl Snapshot {
             rnics.map(move |it| (vec![("rnic", it.name.clone())], number(it)))
         };
         let is_up = each(|it| u64::from(it.state == UP));
-        page.gauge("rnic_up", "Whether new links may use it.", None, is_up)?;
-        page.gauge("rnic_links", "Links on it.", None, each(|it| it.links.into()))?;
-        let help = "Payload of a full packet.";
+        page.gauge("rnic_up", "Whether new links may use the RNIC.", None, is_up)?;
+        page.gauge("rnic_links", "Links on the RNIC.", None, each(|it| it.links.into()))?;
+        let help = "Payload of a full packet of the RNIC.";
         page.gauge("rnic_mtu", help, Some(Unit::Bytes), each(|it| it.mtu.into()))?;
         page.counter("rnic_packets_in", "Packets received.", None, each(|it| it.packets_in))?;
         page.counter("rnic_packets_out", "Packets sent.", None, each(|it| it.packets_out))?;
@@ -306,11 +312,11 @@ impl Snapshot {
             let listeners = self.0.listeners.iter();
             listeners.map(move |it| (vec![("listener", it.name.clone())], number(it)))
         };
-        let help = "Whether it takes connections.";
+        let help = "Whether the listener takes connections.";
         page.gauge("listener_open", help, None, each(|it| u64::from(it.state == OPEN)))?;
-        let help = "Connections accepted.";
+        let help = "Connections that the listener accepted.";
         page.counter("listener_accepted", help, None, each(|it| it.accepted))?;
-        let help = "Connections closed at once.";
+        let help = "Connections that the listener closed at once.";
         page.counter("listener_refused", help, None, each(|it| it.refused))?;
         type Number = fn(&Listener) -> u64;
         let limits: [(&str, Number); 4] = [
@@ -333,7 +339,8 @@ impl Snapshot {
         page.counter("listener_waited", help, None, each(|it| it.waited))?;
         let help = "Connections that exceeded a limit and came in without SMC-R.";
         page.counter("listener_over_limit_tcp", help, None, each(|it| it.over_limit_tcp))?;
-        page.gauge("listener_active", "Connections now.", None, each(|it| it.active))?;
+        let help = "Connections that the listener has now.";
+        page.gauge("listener_active", help, None, each(|it| it.active))?;
         let spreads = |of: fn(&Durations) -> &Spread| {
             self.0.listeners.iter().flat_map(move |it| {
                 // A transport that was never used has no series.
@@ -360,10 +367,12 @@ impl Snapshot {
                 })
             })
         };
-        let help = "Whether connections go there.";
+        let help = "Whether connections go to the upstream.";
         page.gauge("upstream_up", help, None, each(|it| u64::from(it.state == UP)))?;
-        page.gauge("upstream_active", "Connections now.", None, each(|it| it.active.into()))?;
-        page.counter("upstream_failed", "Connects that failed.", None, each(|it| it.failed))
+        let help = "Connections that the upstream has now.";
+        page.gauge("upstream_active", help, None, each(|it| it.active.into()))?;
+        let help = "Connects to the upstream that failed.";
+        page.counter("upstream_failed", help, None, each(|it| it.failed))
     }
 }
 

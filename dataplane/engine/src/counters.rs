@@ -53,31 +53,35 @@ counters! {
     sleeps: count,
     /// Times the core was offered and somebody took it.
     yields_taken_up: count,
-    /// Times it was offered and somebody kept it for a millisecond or longer.
+    /// Times the core was offered and somebody kept it for a millisecond or longer.
     yields_lost: count,
     /// Whether others keep the core so often that the thread sleeps and is placed by the scheduler.
     contended: now,
-    /// Times that began.
+    /// Times others began to keep the core so often that the thread sleeps and is placed by the
+    /// scheduler.
     contentions: count,
     /// Whether the thread refrains from offers of its core now, because others used them for long.
     refraining: now,
-    /// Times that began.
+    /// Times the thread began to refrain from offers of its core, because others used them for
+    /// long.
     refrainings: count,
     /// Whether the thread lets others go on now when it wakes up, because it carries short
     /// connections, most of whose work is theirs, or a crowd that always has something for it: 0
     /// or 1.
     gathering: now,
-    /// Times that began.
+    /// Times the thread began to let others go on when it wakes up, because it carries short
+    /// connections or a crowd.
     gatherings: count,
     /// Times the kernel refused to pin the thread to its core, or to let it go.
     place_refused: count,
     /// Whether the thread is pinned to its core now: 0 or 1.
     pinned: now,
-    /// Whether it runs on the core of its applications now, having none to itself: 0 or 1.
+    /// Whether the thread runs on the core of its applications now, having none to itself: 0 or 1.
     near: now,
-    /// Whether its priority is raised now, for what it carries beside busy programs: 0 or 1.
+    /// Whether the thread's priority is raised now, for what it carries beside busy programs: 0 or
+    /// 1.
     priority_raised: now,
-    /// Whether it is real-time now, because what it carries gains by that: 0 or 1.
+    /// Whether the thread is real-time now, because what it carries gains by that: 0 or 1.
     realtime: now,
     /// Times the kernel refused to change the thread's priority, to make it real-time, or a batch
     /// thread. One that may not tries each once, and once more if it may raise its priority less
@@ -91,17 +95,17 @@ counters! {
     connections_smc: count,
     /// Connections relayed over TCP since the start.
     connections_tcp: count,
-    /// Read from near sockets.
+    /// Bytes read from near sockets.
     bytes_in: bytes,
-    /// Written to near sockets.
+    /// Bytes written to near sockets.
     bytes_out: bytes,
     /// Urgent bytes read from sockets.
     urgent_in: count,
     /// Urgent bytes written to sockets.
     urgent_out: count,
-    /// Written to peers' RMB elements.
+    /// Bytes written to peers' RMB elements.
     rdma_out: bytes,
-    /// Announced by peers in our RMB elements.
+    /// Bytes that peers have announced in our RMB elements.
     rdma_in: bytes,
     /// CDC messages sent.
     cdc_out: count,
