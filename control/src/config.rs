@@ -24,6 +24,7 @@ mod smc;
 mod upstreams;
 mod versions;
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -225,12 +226,13 @@ impl Config {
     pub fn load_at(path: &Path, here: &[IpAddr]) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|error| {
-            ConfigError::new(
-                &name,
-                None,
-                "",
-                format!("cannot be read: {error}; give its path with -c"),
-            )
+            let kind = error.kind();
+            let remedy = match kind == ErrorKind::PermissionDenied {
+                true => "; the user of the gateway must be able to read it",
+                false if kind == ErrorKind::NotFound => "; give its path with -c",
+                false => "",
+            };
+            ConfigError::new(&name, None, "", format!("cannot be read: {error}{remedy}"))
         })?;
         Self::parse_at(&text, &name, here)
     }

@@ -390,6 +390,12 @@ fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
+/// What to add to `why` if a port to listen at cannot be had.
+pub fn who_has_it(why: &io::Error) -> &'static str {
+    let is_in_use = why.kind() == io::ErrorKind::AddrInUse;
+    if is_in_use { "; `ss -ltnp` shows who has it" } else { "" }
+}
+
 /// The far end of a connection, while it is there.
 pub(crate) fn peer_address(socket: &OwnedFd) -> Option<SocketAddr> {
     SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()

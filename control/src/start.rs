@@ -28,7 +28,7 @@ use crate::device::Devices;
 use crate::entropy::random;
 use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
 use crate::intercept::{Interception, Led};
-use crate::listener::{Common, Listener};
+use crate::listener::{Common, Listener, who_has_it};
 use crate::local::{Door, Doorway};
 use crate::loopback::Loopback;
 use crate::measure;
@@ -68,6 +68,14 @@ impl fmt::Display for RunError {
 /// Says what failed, when the system says why.
 fn context(what: &str) -> impl FnOnce(io::Error) -> RunError {
     move |why| RunError { what: what.to_owned(), why: why.to_string(), misconfigured: false }
+}
+
+/// The same of a port to listen at, and who may have it already.
+fn at_port(what: &str) -> impl FnOnce(io::Error) -> RunError {
+    move |why| {
+        let hint = who_has_it(&why);
+        RunError { why: format!("{why}{hint}"), ..context(what)(why) }
+    }
 }
 
 /// Runs the gateway until SIGTERM or SIGINT, and then until its connections are over. `config` was
@@ -164,7 +172,7 @@ fn serve_operators(
     taps: mpsc::Receiver<Tapped>,
 ) -> Result<AdminThread, RunError> {
     let admin = admin::spawn(listen, Arc::new(asker.clone()));
-    let admin = admin.map_err(context(&format!("admin.listen {listen}")))?;
+    let admin = admin.map_err(at_port(&format!("admin.listen {listen}")))?;
     if let Err(error) = capture::spawn(admin.address(), clock, taps) {
         tracing::warn!(%error, "nobody can capture here");
     }
@@ -239,7 +247,7 @@ fn listen(
             Some(socket) => common.listen_on(&socket, listener, option).map(|()| socket),
             None => common.listen(listener, option),
         };
-        let socket = socket.map_err(context(&what))?;
+        let socket = socket.map_err(at_port(&what))?;
         let mut opened = Listener::new(listener.clone(), common.clone(), Some(socket));
         for (name, addresses) in names {
             opened.pool.resolved(name, addresses);
@@ -257,7 +265,11 @@ fn listen(
 /// Binds the socket at which local programs come in.
 fn bind_doorway(config: &config::Door) -> Result<Doorway, RunError> {
     let what = format!("local.socket {}", config.socket.display());
-    let doorway = Doorway::bind(config).map_err(context(&what))?;
+    let doorway = Doorway::bind(config).map_err(|why| {
+        let missing = why.kind() == io::ErrorKind::NotFound;
+        let hint = if missing { "; the folder of the socket must exist" } else { "" };
+        RunError { why: format!("{why}{hint}"), ..context(&what)(why) }
+    })?;
     tracing::info!(socket = %config.socket.display(), "programs with the preload library come in");
     Ok(doorway)
 }

@@ -94,8 +94,13 @@ pub enum Field {
 impl AccessLog {
     /// The table `[access_log]`.
     pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Self, ConfigError> {
-        let to = table.word("to", &TARGETS, Target::None)?;
+        let to = table.optional_word("to", &TARGETS)?;
         let path = table.text("path")?;
+        // Who writes "none" wants the path for later.
+        if let (None, Some(path)) = (to, &path) {
+            let why = "has no effect without \"to\"; write to = \"file\"";
+            return Err(path.error(source, why));
+        }
         let format = match table.text("format")? {
             None => LineFormat::Json,
             Some(text) => LineFormat::read(&text).map_err(|why| text.error(source, why))?,
@@ -106,7 +111,7 @@ impl AccessLog {
             return Err(path.error(source, why));
         }
         let or = |usual: &str| PathBuf::from(path.as_ref().map_or(usual, |path| &path.value));
-        let to = match to {
+        let to = match to.unwrap_or(Target::None) {
             Target::None => LogTarget::None,
             Target::File if path.is_none() => {
                 return Err(table.error("path", "is missing; a file has to have one"));
@@ -286,6 +291,12 @@ mod tests {
         assert_eq!(to("to='file'\npath='/x/y'"), LogTarget::File("/x/y".into()));
         assert_eq!(to("to='journald'"), LogTarget::Journald(JOURNALD.into()));
         assert_eq!(to("to='syslog'"), LogTarget::Syslog("/dev/log".into()));
+        let why = complaint("path='/x/y'");
+        assert_eq!(
+            why,
+            "a.toml:6: access_log.path: has no effect without \"to\"; write to = \"file\""
+        );
+        assert_eq!(to("to='none'\npath='/x/y'"), LogTarget::None);
         let why = complaint("to='file'");
         assert!(why.contains("access_log.path: is missing"), "{why}");
         let why = complaint("to='file'\npath='log'");

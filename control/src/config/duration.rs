@@ -14,6 +14,9 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
         format!("\"{text}\" is no duration; write a whole number and us, ms, s, m or h, as \"5s\"")
     };
     let number: u64 = digits.parse().map_err(|_| wrong())?;
+    if unit.is_empty() {
+        return Err(format!("\"{text}\" {}", without_unit(digits)));
+    }
     let micros_per_unit: u64 = match unit.trim_start() {
         "us" => 1,
         "ms" => 1_000,
@@ -27,6 +30,11 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
         .filter(|micros| *micros <= MICROS_MAX)
         .map(Duration::from_micros)
         .ok_or_else(|| format!("\"{text}\" is more than a year; write a shorter time"))
+}
+
+/// What is wrong with `number` alone.
+pub(super) fn without_unit(number: &str) -> String {
+    format!("has no unit; write \"{number}s\" (or us, ms, m, h)")
 }
 
 /// A year. Anything longer is a slip of the pen, and sums of such times cannot overflow.

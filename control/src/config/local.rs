@@ -61,6 +61,10 @@ impl Shortcuts {
 
 impl Local {
     pub(super) fn read(source: Source<'_>, mut table: Section<'_>) -> Result<Self, ConfigError> {
+        let idle = OF_DOOR.into_iter().find(|key| table.has(key) && !table.has("socket"));
+        if let Some(key) = idle {
+            return Err(table.error(key, "has no effect without \"socket\""));
+        }
         let congestion_control =
             table.word("congestion_control", &CONGESTION_CONTROLS, CongestionControl::Auto)?;
         let ids = |table: &mut Section<'_>, key| -> Result<Vec<u32>, ConfigError> {
@@ -131,6 +135,9 @@ impl Config {
     }
 }
 
+/// Keys about programs that come in at `socket`.
+const OF_DOOR: [&str; 6] =
+    ["uids", "gids", "connections_per_process", "rings", "shortcuts", "shortcut_after"];
 /// The name of the listener whose connections local programs make.
 pub const LOCAL_CONNECT: &str = "local-connect";
 /// The name of the listener whose connections local programs accept.
@@ -166,6 +173,26 @@ mod tests {
         assert!(all.iter().all(|one| one.peers == config.smc.peers));
         let without = parse("[local]\ncongestion_control = 'host'").unwrap_err();
         assert!(without.contains("listener") && without.contains("[local]"), "{without}");
+    }
+
+    /// Who forgot the socket believes that these programs may come in, and no others.
+    #[test]
+    fn keys_of_the_door_need_the_door() {
+        for key in [
+            "uids = [1]",
+            "gids = [1]",
+            "connections_per_process = 2",
+            "rings = false",
+            "shortcuts = 'never'",
+            "shortcut_after = 3",
+        ] {
+            let listener = "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:2'\n";
+            let alone = format!("{listener}[local]\n{key}\n");
+            let name = key.split(' ').next().unwrap();
+            let expected = format!("a.toml:5: local.{name}: has no effect without \"socket\"");
+            assert_eq!(parse(&alone).unwrap_err(), expected);
+            parse(&format!("{alone}socket = '/run/a'\n")).unwrap();
+        }
     }
 
     #[test]

@@ -237,7 +237,12 @@ impl<'a> Section<'a> {
         default: Duration,
     ) -> Result<Duration, ConfigError> {
         let source = self.source;
-        let Some(text) = self.take_text(key, Shape::Duration)? else { return Ok(default) };
+        let Some(placed) = self.take(key, Shape::Duration) else { return Ok(default) };
+        if let Some(number) = placed.value.as_integer() {
+            let why = format!("{number} {}", super::duration::without_unit(number.as_str()));
+            return Err(source.error(&placed.span, &placed.path, why));
+        }
+        let text = text_of(source, placed)?;
         let time = super::duration::parse(&text.value).map_err(|why| text.error(source, why))?;
         if time < least {
             let [least, default] = [least, default].map(super::shown::duration);

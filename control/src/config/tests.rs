@@ -228,12 +228,11 @@ fn every_fault_is_one_line_that_names_line_and_key() {
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nconnect_timeout=5",
-            ":5: listener.a.connect_timeout: is of type integer; write text in quotes",
+            ":5: listener.a.connect_timeout: 5 has no unit; write \"5s\" (or us, ms, m, h)",
         ),
         (
             "[[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='x:1'\nconnect_timeout='5'",
-            ":5: listener.a.connect_timeout: \"5\" is no duration; write a whole number and us, \
-             ms, s, m or h, as \"5s\"",
+            ":5: listener.a.connect_timeout: \"5\" has no unit; write \"5s\" (or us, ms, m, h)",
         ),
         ("[listener]", ":1: listener: is of type table; write a list, written as [[listener]]"),
         ("drain_timeout = ", ":1: not TOML: string values must be quoted, expected literal string"),
@@ -509,6 +508,10 @@ fn a_file_that_is_not_there_is_named() {
     let error = Config::load(Path::new("/nowhere/gate.toml")).unwrap_err();
     assert_eq!(error.line(), None);
     assert!(error.to_string().starts_with("/nowhere/gate.toml: cannot be read: No such file"));
+    assert!(error.to_string().ends_with("; give its path with -c"));
+    // A folder is there, and no path with -c would help.
+    let error = Config::load(Path::new("/")).unwrap_err().to_string();
+    assert!(error.contains("cannot be read: ") && !error.contains("-c"), "{error}");
 }
 
 /// A value of several lines, in quotes that were not closed where they should have been, made a

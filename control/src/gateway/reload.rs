@@ -16,7 +16,7 @@ use super::settings::{group_settings, settings};
 use crate::config::{self, Config};
 use crate::idle::Limits;
 use crate::intercept::Led;
-use crate::listener::{Common, Listener};
+use crate::listener::{Common, Listener, who_has_it};
 use crate::operate::OperateError;
 use crate::reactor::Token;
 use crate::reload::Prepared;
@@ -116,7 +116,8 @@ impl<N: Rnic> Gateway<N> {
                 _ if is_drained => Listens::Not,
                 Some(slot) if self.listeners[slot].config.bind == wanted.bind => Listens::AsBefore,
                 Some(_) | None => self.socket_for(wanted, common).map_err(|error| {
-                    format!("listener {} cannot listen at {}: {error}", wanted.name, wanted.bind)
+                    let (name, at, hint) = (&wanted.name, wanted.bind, who_has_it(&error));
+                    format!("listener {name} cannot listen at {at}: {error}{hint}")
                 })?,
             };
             Ok(Planned { slot, is_new: same.is_none(), socket })

@@ -34,9 +34,12 @@ pub fn completions(shell: Shell, out: &mut impl Write) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Which file could not be written.
+/// Into which directory nothing could be written, and why.
 pub fn man(directory: &Path) -> io::Result<()> {
-    clap_mangen::generate_to(Cli::command(), directory)
+    clap_mangen::generate_to(Cli::command(), directory).map_err(|error| {
+        let why = format!("no manual pages in {}: {error}", directory.display());
+        io::Error::new(error.kind(), why)
+    })
 }
 
 const NAME: &str = "smcgate";
@@ -61,6 +64,12 @@ mod tests {
         );
         let pages = fs::read_dir(directory.path()).unwrap().count();
         assert!(pages > Cli::command().get_subcommands().count(), "{pages}");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_named() {
+        let error = man(Path::new("/no/such")).unwrap_err().to_string();
+        assert!(error.starts_with("no manual pages in /no/such: No such file"), "{error}");
     }
 
     #[test]
