@@ -22,9 +22,10 @@ pub struct Poller {
     pub turns_idle: u64,
     /// Connections it serves now.
     pub connections: u32,
-    /// Everything else it counts, by name; see `smcr_engine::counters`.
+    /// Everything else it counts, by name, as `smcr_engine::counters` has it.
     pub counters: BTreeMap<String, u64>,
-    /// How long bytes stay in each stage of their way, by name; see `smcr_engine::stages`.
+    /// How long bytes stay in each stage of their way: `read_to_posted`, `posted_to_acknowledged`
+    /// by the peer's RNIC, and `announced_to_written`.
     pub stages: BTreeMap<String, Residence>,
 }
 
@@ -46,6 +47,6 @@ pub struct Residence {
     /// The longest.
     pub max_ns: u64,
     /// How many were below each time, but not below the one before it. Intervals that have none are
-    /// left out; see `smcr_engine::stages` for the others.
+    /// left out.
     pub buckets: Vec<(u64, u64)>,
 }
