@@ -319,8 +319,8 @@ impl Before {
 }
 
 /// Closes what programs have brought, and may take long to close: a file of a file system that a
-/// program serves, or a socket that waits for its bytes to leave. A socket of which not all was read
-/// may have such things in it.
+/// program serves, or a socket that waits for its bytes to leave. One of which not all was read may
+/// have such things in it.
 #[derive(Debug)]
 struct Closer(mpsc::Sender<Vec<OwnedFd>>);
 
@@ -531,7 +531,9 @@ mod tests {
         let clock = smcr_engine::clock::Clock::new();
         let start = clock.now();
         let [first, second] = [(); 2].map(|()| door.accept(start).unwrap().unwrap());
-        drop(door.hear(first).unwrap().unwrap().socket.map(|socket| door.close(socket)));
+        if let Some(socket) = door.hear(first).unwrap().unwrap().socket {
+            door.close(socket);
+        }
         door.answer(first, Reply::Done, None);
         assert!(door.hear(second).is_err());
         door.dismiss(second);
