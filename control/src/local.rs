@@ -47,7 +47,10 @@ pub struct Doorway {
 pub struct Door {
     way: Doorway,
     callers: Slab<Caller>,
+    /// For what programs have brought.
     closer: Closer,
+    /// For the sockets of callers: what programs bring must not hold these up.
+    farewells: Closer,
     /// Sockets of callers that have their answers.
     gone: Vec<OwnedFd>,
     /// When they are closed, at the latest.
@@ -104,8 +107,9 @@ impl Door {
     ///
     /// If the system has no room for another thread.
     pub fn open(way: Doorway) -> io::Result<Self> {
-        let (callers, closer) = (Slab::default(), Closer::start()?);
-        Ok(Self { way, callers, closer, gone: Vec::new(), gone_until: None, refused: 0 })
+        let (closer, farewells) = (Closer::start("closer")?, Closer::start("farewell")?);
+        let (callers, gone) = (Slab::default(), Vec::new());
+        Ok(Self { way, callers, closer, farewells, gone, gone_until: None, refused: 0 })
     }
 
     /// Becomes readable when somebody comes.
@@ -126,7 +130,7 @@ impl Door {
         let who = who.filter(|it| self.make_room(it.uid));
         let Some(who) = who else {
             self.refused += 1;
-            self.closer.close(vec![socket]);
+            self.farewells.close(vec![socket]);
             return Ok(None);
         };
         let process = Process { pid: who.pid, uid: who.uid, command: String::new() };
@@ -199,15 +203,16 @@ impl Door {
         is_sent
     }
 
-    fn close_gone(&mut self) {
+    /// Closes the sockets of callers that have their answers.
+    pub fn close_gone(&mut self) {
         self.gone_until = None;
-        self.closer.close(std::mem::take(&mut self.gone));
+        self.farewells.close(std::mem::take(&mut self.gone));
     }
 
     /// Says farewell without an answer: the program resets the connection it has asked about.
     pub fn dismiss(&mut self, key: Key) {
         if let Some(caller) = self.callers.remove(key) {
-            self.closer.close(vec![caller.socket]);
+            self.farewells.close(vec![caller.socket]);
         }
     }
 
@@ -325,10 +330,10 @@ impl Before {
 struct Closer(mpsc::Sender<Vec<OwnedFd>>);
 
 impl Closer {
-    fn start() -> io::Result<Self> {
+    fn start(name: &str) -> io::Result<Self> {
         let (closer, closed) = mpsc::channel::<Vec<OwnedFd>>();
-        let close = move || closed.into_iter().flatten().for_each(close_at_once);
-        thread::Builder::new().name("closer".to_owned()).spawn(close)?;
+        let close = move || closed.into_iter().flatten().for_each(drop);
+        thread::Builder::new().name(name.to_owned()).spawn(close)?;
         Ok(Self(closer))
     }
 
@@ -336,12 +341,6 @@ impl Closer {
         // The thread ends with this process.
         let _ = self.0.send(descriptors);
     }
-}
-
-/// Closes a descriptor. A socket does not wait for its bytes, however long its program has said.
-fn close_at_once(descriptor: OwnedFd) {
-    let _ = sockopt::set_socket_linger(&descriptor, None);
-    drop(descriptor);
 }
 
 /// Whether a descriptor is a TCP socket. Programs can bring anything.
@@ -541,6 +540,23 @@ mod tests {
         door.expire(start + 2 * GONE_FOR);
         assert!(door.gone.is_empty() && door.poll_timeout().is_none());
         assert!(clock.now().since(start) < Duration::from_secs(2));
+    }
+
+    /// It asks for the reset of its connection when it closes it, and for nothing of ours.
+    #[test]
+    fn a_socket_that_its_program_goes_on_to_use_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let door = door(folder.path()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let linger = Some(Duration::ZERO);
+        sockopt::set_socket_linger(&socket, linger).unwrap();
+        door.close(socket.try_clone().unwrap().into());
+        // The other end of a pipe says when its turn is over.
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        door.close(writer);
+        assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0));
+        assert_eq!(sockopt::socket_linger(&socket), Ok(linger));
     }
 
     fn sendmsg_again(caller: &OwnedFd, sockets: &[BorrowedFd<'_>]) {

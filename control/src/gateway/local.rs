@@ -124,6 +124,7 @@ impl<N: Rnic> Gateway<N> {
                 Err(Errno::MFILE | Errno::NFILE) => {
                     // Whoever waits would be reported again and again.
                     let door = &mut local.door;
+                    door.close_gone();
                     let came = self.overload.with_spare(|| {
                         door.accept(now).map(|key| key.into_iter().for_each(|it| door.dismiss(it)))
                     });

@@ -236,11 +236,10 @@ fn pollers(config: &Config, Cores { allowed, free }: &Cores) -> String {
         let _ = write!(text, ", WARNING: this process may not use {strange}, only {allowed}");
     }
     if needed > free.len() {
-        let _ = write!(
-            text,
-            ", WARNING: {needed} not pinned: cores that no poller holds: {}",
-            free.len()
-        );
+        // The gateway that has this file may be the one that holds them.
+        let warning = if needed > allowed.len() { "WARNING: " } else { "" };
+        let free = free.len();
+        let _ = write!(text, ", {warning}{needed} not pinned: cores that no poller holds: {free}");
     } else if needed > 0 {
         let chosen = free.iter().rev().take(needed).map(|core| **core).collect();
         let _ = write!(text, ", pinned to cores that no other poller holds: {}", list(chosen));
@@ -517,7 +516,12 @@ mod tests {
         let config = |more: &str| Config::parse(&format!("{FILE}{more}"), "gate.toml").unwrap();
         let cases = [
             ("", &[0, 3][..], "1, pinned to cores that no other poller holds: 3"),
-            ("", &[], "1, WARNING: 1 not pinned: cores that no poller holds: 0"),
+            ("", &[], "1, 1 not pinned: cores that no poller holds: 0"),
+            (
+                "[[rnic]]\nname='r1'\ndevice='d1'\npollers=4\n",
+                &[1],
+                "5, WARNING: 5 not pinned: cores that no poller holds: 1",
+            ),
             ("[poll]\ncores=[2]", &[], "1, pinned to cores 2 as configured"),
             (
                 "[poll]\ncores=[99]",
