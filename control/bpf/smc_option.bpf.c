@@ -147,12 +147,15 @@ SEC("sockops")
 int smc_option(struct bpf_sock_ops *ops)
 {
 	struct smc_option option = SMC_OPTION;
+	__u32 *bits;
 
 	switch (ops->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 	case BPF_SOCK_OPS_TCP_LISTEN_CB:
-		if (marked(ops))
-			want_headers(ops, 1);
+		// One that was marked before, and is no more, still asks for the callback.
+		bits = entry(ops);
+		if (bits)
+			want_headers(ops, *bits & MARKED);
 		break;
 	case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
 		if (carries_option(ops))

@@ -4,10 +4,10 @@
 //
 // When the kernel looks for the socket that a SYN is for, it finds the gateway's listener if the
 // place is one that is intercepted. The connection keeps its addresses. What comes from this host is
-// left alone: an application, or the gateway itself that goes on to the server. The program cannot
-// see by which device a SYN has come, so it goes by addresses: from this host they are equal, except
-// where the gateway speaks for a client. The program is gone with the gateway: then clients reach
-// servers themselves.
+// left alone: an application, or the gateway itself that goes on to the server. Before Linux 5.17 the
+// program cannot see by which device a SYN has come, so it goes by addresses: from this host it comes
+// from one of its own, except where the gateway speaks for a client. The program is gone with the
+// gateway: then clients reach servers themselves.
 
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -47,6 +47,19 @@ struct {
 	__type(value, __u32);
 } spoken_for SEC(".maps");
 
+struct address {
+	__u32 words[4];
+};
+
+// The addresses of this host, but for those of the loopback device.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct address);
+	__type(value, __u32);
+} own SEC(".maps");
+
 // The listener.
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
@@ -54,6 +67,27 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } listener SEC(".maps");
+
+static __always_inline int is_v4_loopback(struct place *at)
+{
+	return !at->address[0] && !at->address[1] && at->address[2] == bpf_htonl(0xffff) &&
+	       bpf_ntohl(at->address[3]) >> 24 == 127;
+}
+
+static __always_inline int is_from_here(struct place *from)
+{
+	struct address address = {
+		{ from->address[0], from->address[1], from->address[2], from->address[3] },
+	};
+
+	return is_v4_loopback(from) || bpf_map_lookup_elem(&own, &address) != 0;
+}
+
+// An address that means nothing without a device, which nobody could connect to in turn.
+static __always_inline int is_link_local(struct destination *to)
+{
+	return (bpf_ntohl(to->address[0]) & 0xffc00000) == 0xfe800000;
+}
 
 SEC("sk_lookup")
 int steer(struct bpf_sk_lookup *ctx)
@@ -89,8 +123,11 @@ int steer(struct bpf_sk_lookup *ctx)
 		from.address[2] = from3;
 		from.address[3] = from6;
 	}
+	// A local route may be for addresses that no device has.
 	if (from.address[3] == to.address[3] && from.address[2] == to.address[2] &&
 	    from.address[1] == to.address[1] && from.address[0] == to.address[0])
+		return SK_PASS;
+	if (is_from_here(&from) || is_link_local(&to))
 		return SK_PASS;
 	if (bpf_map_lookup_elem(&spoken_for, &from))
 		return SK_PASS;

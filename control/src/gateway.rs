@@ -362,6 +362,7 @@ impl<N: Rnic> Gateway<N> {
 
     /// Looks after everything that waits for its time.
     fn expire(&mut self, now: Instant) {
+        self.interception.look_again(now);
         self.endpoint.handle_timeout(now);
         self.hear_rnics(now);
         self.settle(now);

@@ -20,10 +20,13 @@ pub mod steering;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::net::sockopt;
+use smcr_proto::Instant;
 
 use crate::config::{Intercept, InterceptWay, Listener, Protocol};
+use crate::device::Devices;
 use crate::ebpf::cgroup::Root;
 use crate::listener::{OWN_MARK, local_address};
 use claim::{Claim, NoClaim};
@@ -45,6 +48,8 @@ pub struct Interception {
     /// Where programs are attached, found when it was needed first: a confined process cannot look
     /// for it any more.
     cgroups: Option<Result<Root, String>>,
+    /// When they were looked for.
+    looked_at: Option<Instant>,
 }
 
 /// A listener to which connections may be led.
@@ -138,6 +143,40 @@ impl Interception {
         Ok(())
     }
 
+    /// Looks for the cgroups whose connections are led: a service that starts again has a new one.
+    /// Once a second is enough, and more often costs nothing.
+    pub(crate) fn look_again(&mut self, now: Instant) {
+        let Some(Ok(root)) = &self.cgroups else { return };
+        if self.looked_at.is_some_and(|at| now.since(at) < LOOK_EVERY) {
+            return;
+        }
+        self.looked_at = Some(now);
+        self.connects.iter_mut().for_each(|(_, connects)| connects.look_again(root));
+    }
+
+    /// This host may have other addresses now.
+    pub(crate) fn addresses_changed(&mut self) {
+        if self.steering.is_empty() {
+            return;
+        }
+        let here = Devices::addresses_here();
+        for (_, steering) in &mut self.steering {
+            steering.is_at(&here);
+        }
+    }
+
+    /// The socket of a listener listens anew.
+    pub(crate) fn listens_anew(&self, led: Led<'_>) {
+        for (lead, steering) in &self.steering {
+            if lead.is_for(led)
+                && let Err(error) = steering.listens_anew(led.socket)
+            {
+                let listener = &led.config.name;
+                tracing::warn!(listener, %error, "nothing is intercepted for it; restart");
+            }
+        }
+    }
+
     /// Where the connection wanted to go that `listener`, whose number is `index`, has accepted
     /// because connections of this `way` are led to it; none if it was not intercepted.
     pub(crate) fn original_of(
@@ -219,16 +258,15 @@ fn at_connect(
             "only applications in the cgroups of this container are led to it"
         );
     }
-    let cgroups: Result<Vec<OwnedFd>, String> =
-        intercept.cgroups.iter().map(|path| root.below(path)).collect();
-    let mut connects = cgroups.and_then(|it| Connects::load(root, &it, OWN_MARK)).map_err(what)?;
+    let mut connects = Connects::load(root, &intercept.cgroups, OWN_MARK).map_err(what)?;
     connects.lead(intercept, listener.bind).map_err(|error| what(error.to_string()))?;
     Ok(connects)
 }
 
 /// Loads the program that leads connections from outside to `listener`.
 fn at_lookup(led: Led<'_>, intercept: &Intercept) -> Result<Steering, String> {
-    Steering::load(intercept, led.socket, led.config.bind)
+    let here = Devices::addresses_here();
+    Steering::load(intercept, led.socket, led.config.bind, &here)
         .map_err(|why| impossible(led.config, &why))
 }
 
@@ -279,5 +317,7 @@ fn canonical(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 
+/// How often cgroups are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many of those that lead no more are kept: the kernel takes 64 programs in a cgroup.
 const CEASED_MAX: usize = 8;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 use rustix::net::{accept_with, connect, socket_with};
 use smcr_engine::allowance::Allowance;
 
@@ -98,7 +98,9 @@ impl Common {
     }
 
     /// Listens as `config` says, by a socket that is bound and listens already. What it has
-    /// accepted so far is not changed.
+    /// accepted so far is not changed. Returns whether it has begun to listen anew, because
+    /// connections are to answer the SMC option now and did not before, or the reverse: then
+    /// connections are reset that wait to be accepted, or are being opened.
     ///
     /// # Errors
     ///
@@ -108,14 +110,44 @@ impl Common {
         socket: &OwnedFd,
         config: &config::Listener,
         option: &OptionSource,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         rustix::io::ioctl_fionbio(socket, true)?;
+        let anew = has_to_begin_anew(socket, config, option);
+        if anew {
+            rustix::net::shutdown(socket, Shutdown::Read)?;
+        }
         if config.accept == Protocol::Tcp {
             option.unmark(socket);
         }
         self.prepare(socket, config)?;
         mark(socket, config, option)?;
-        Ok(rustix::net::listen(socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?)
+        rustix::net::listen(socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?;
+        Ok(anew)
+    }
+
+    /// The same with a socket on which somebody else has listened for us until now. Returns the
+    /// connections that wait there.
+    ///
+    /// # Errors
+    ///
+    /// As [`listen_on`](Self::listen_on).
+    pub fn listen_on_passed(
+        &self,
+        socket: &OwnedFd,
+        config: &config::Listener,
+        option: &OptionSource,
+    ) -> io::Result<VecDeque<OwnedFd>> {
+        let mut waiting = VecDeque::new();
+        if has_to_begin_anew(socket, config, option) {
+            rustix::io::ioctl_fionbio(socket, true)?;
+            while waiting.len() < PASSED_WAITING_MAX
+                && let Ok(accepted) = accept_from(socket)
+            {
+                waiting.push_back(accepted);
+            }
+        }
+        self.listen_on(socket, config, option)?;
+        Ok(waiting)
     }
 
     /// Sets what accepted sockets inherit.
@@ -166,14 +198,15 @@ impl Listener {
         (self.config, self.common) = (config, common);
     }
 
-    /// Does what its configuration says to a socket that was there before.
+    /// Does what its configuration says to a socket that was there before. Returns whether that
+    /// has begun to listen anew.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses an option.
-    pub(crate) fn take_up(&self, option: &OptionSource) -> io::Result<()> {
+    /// As [`Common::listen_on`].
+    pub(crate) fn take_up(&self, option: &OptionSource) -> io::Result<bool> {
         let socket = self.socket.as_ref();
-        socket.map_or(Ok(()), |socket| self.common.listen_on(socket, &self.config, option))
+        socket.map_or(Ok(false), |socket| self.common.listen_on(socket, &self.config, option))
     }
 
     /// Whether nobody needs its number any more.
@@ -188,8 +221,7 @@ impl Listener {
     ///
     /// `WOULDBLOCK` if there is none, and whatever else `accept` says.
     pub(crate) fn accept(&self) -> rustix::io::Result<OwnedFd> {
-        let socket = self.socket.as_ref().ok_or(Errno::WOULDBLOCK)?;
-        accept_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
+        accept_from(self.socket.as_ref().ok_or(Errno::WOULDBLOCK)?)
     }
 
     /// Prepares a connection that was accepted from `source` for the path that it takes.
@@ -291,6 +323,16 @@ impl Listener {
     }
 }
 
+fn accept_from(socket: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    accept_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
+}
+
+/// As [`OptionSource::has_to_begin_anew`], for a socket on which `config` is to listen.
+fn has_to_begin_anew(socket: &OwnedFd, config: &config::Listener, option: &OptionSource) -> bool {
+    let listens = sockopt::socket_acceptconn(socket).unwrap_or(false);
+    listens && option.has_to_begin_anew(socket, config.accept == Protocol::Smc)
+}
+
 /// Has the connections that a socket accepts answer the SMC option, if its `config` wants that.
 fn mark(socket: &OwnedFd, config: &config::Listener, option: &OptionSource) -> io::Result<()> {
     let way = config.intercept.as_ref().map(|intercept| intercept.way);
@@ -381,6 +423,8 @@ fn ports_of(accept: Protocol) -> Range<u16> {
 
 /// The SO_MARK of our own sockets, which nobody intercepts.
 pub const OWN_MARK: u32 = 0x534d_4301;
+/// More connections than this do not wait at a socket that was passed, by default of the kernel.
+const PASSED_WAITING_MAX: usize = 4096;
 /// How many ports are tried.
 const PORTS_TRIED: usize = 16;
 

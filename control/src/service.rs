@@ -45,6 +45,11 @@ impl Service {
         Self { hears, watchdog, alive_at: None, sockets }
     }
 
+    /// Whether a socket was bound to `address` for us.
+    pub fn has_socket(&self, address: SocketAddr) -> bool {
+        self.sockets.iter().any(|(bound, _)| *bound == address)
+    }
+
     /// The socket that was bound to `address` for us.
     pub fn take_socket(&mut self, address: SocketAddr) -> Option<OwnedFd> {
         let found = self.sockets.iter().position(|(bound, _)| *bound == address)?;

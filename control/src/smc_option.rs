@@ -69,11 +69,21 @@ impl OptionSource {
         }
     }
 
-    /// Makes a socket offer SMC-R no more, or the connections that it accepts from now on.
+    /// Makes a socket offer SMC-R no more, or the connections that it accepts from when it begins
+    /// to listen.
     pub fn unmark(&self, socket: impl AsFd) {
         match self {
             Self::Ebpf(option) => option.unmark(socket.as_fd()),
             Self::Assume(_) | Self::None(_) => {}
+        }
+    }
+
+    /// Whether a socket that listens already has to begin anew before it answers the option, or
+    /// answers it no more: the kernel asks the program only then.
+    pub fn has_to_begin_anew(&self, listening: impl AsFd, answers: bool) -> bool {
+        match self {
+            Self::Ebpf(option) => (option.bits(listening.as_fd()) & MARKED != 0) != answers,
+            Self::Assume(_) | Self::None(_) => false,
         }
     }
 
@@ -212,8 +222,10 @@ impl SmcOption {
     }
 
     fn unmark(&self, socket: BorrowedFd<'_>) {
-        // Fails only if it was never marked.
-        let _ = self.sockets.delete(&socket.as_raw_fd().to_ne_bytes());
+        // The entry stays: the program sees by it that the socket was one of ours. There is none if
+        // it was never marked.
+        let socket = socket.as_raw_fd().to_ne_bytes();
+        let _ = self.sockets.update(&socket, &0_u32.to_ne_bytes(), MapFlags::EXIST);
     }
 
     fn take(&self, socket: BorrowedFd<'_>) -> bool {

@@ -3,6 +3,7 @@
 pub(crate) mod ports;
 mod remedy;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -88,7 +89,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     raise_descriptor_limit();
     let mut service = Service::of_this_process();
     let clock = Clock::new();
-    let option = OptionSource::choose(&config.smc, config.local.door.is_some());
+    let option = OptionSource::choose(&config.smc, marks_sockets_of_others(&config, &service));
     tracing::info!("{option}");
     let devices = Devices::read().map_err(context("the network devices cannot be listed"))?;
     let waker = Waker::new().map_err(context("the control thread cannot be set up"))?;
@@ -153,6 +154,13 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
         admin.stop();
     }
     outcome
+}
+
+/// Whether sockets that others have made are to offer or answer SMC-R: the program at our own
+/// cgroup does not see them.
+fn marks_sockets_of_others(config: &Config, service: &Service) -> bool {
+    let passed = |it: &config::Listener| it.accept == Protocol::Smc && service.has_socket(it.bind);
+    config.local.door.is_some() || config.listeners.iter().any(passed)
 }
 
 /// Makes sure that the configuration names a place for the access log, if one is wanted. What may
@@ -243,12 +251,17 @@ fn listen(
 ) -> Result<Vec<Listener>, RunError> {
     let open = |listener: &config::Listener| {
         let what = format!("listener {} at {}", listener.name, listener.bind);
-        let socket = match service.take_socket(listener.bind) {
-            Some(socket) => common.listen_on(&socket, listener, option).map(|()| socket),
-            None => common.listen(listener, option),
+        let listens = match service.take_socket(listener.bind) {
+            Some(socket) => {
+                let waiting = common.listen_on_passed(&socket, listener, option);
+                waiting.map(|waiting| (socket, waiting))
+            }
+            None => common.listen(listener, option).map(|socket| (socket, VecDeque::new())),
         };
-        let socket = socket.map_err(at_port(&what))?;
+        let (socket, waiting) = listens.map_err(at_port(&what))?;
         let mut opened = Listener::new(listener.clone(), common.clone(), Some(socket));
+        opened.accepted = waiting.len() as u64;
+        opened.arrived = waiting;
         for (name, addresses) in names {
             opened.pool.resolved(name, addresses);
         }

@@ -322,3 +322,53 @@ fn smoke_doctor() {
     let words = smcgate(&hosts, "doctor-words", &["doctor"]).expect_success("doctor");
     assert!(words.to_lowercase().contains("option"), "{words}");
 }
+
+/// A `.socket` unit has listened for us until we came: those who wait are served, and those who
+/// come later have SMC-R, although the socket was made by another service.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_socket_that_was_passed_answers_peers() {
+    const PASS: &str = "import os,socket,sys,time
+mounts=[l.split(' ')[4] for l in open('/proc/self/mountinfo') if ' - cgroup2 ' in l]
+mount=mounts[0]
+own=mount+open('/proc/self/cgroup').read().split('0::')[1].strip()
+unit=mount+'/smcgate-e2e-socket-%d'%os.getpid()
+os.mkdir(unit)
+open(unit+'/cgroup.procs','w').write(str(os.getpid()))
+s=socket.create_server(('10.8.0.2',7010))
+open(own+'/cgroup.procs','w').write(str(os.getpid()))
+os.rmdir(unit)
+open(sys.argv[1],'w').write('bound')
+while s.fileno()!=3: s=socket.socket(fileno=os.dup(s.fileno()))
+os.set_inheritable(3,True)
+while not os.path.exists(sys.argv[1]+'.go'): time.sleep(.01)
+os.environ.update(LISTEN_FDS='1',LISTEN_PID=str(os.getpid()))
+os.execvp(sys.argv[2],sys.argv[2:])";
+    let hosts = Hosts::new("a_socket_that_was_passed_answers_peers");
+    let a = Pair::client_side(&hosts, &[PORT]).start(&hosts, &hosts.a);
+    let listener = hosts.b.listen(local(PORT));
+    let bound = hosts.logs.join("bound");
+    let path = bound.to_str().expect("our own paths are text");
+    let far = Pair::server_side(&hosts, &[PORT]).under(&["python3", "-c", PASS, path]);
+    thread::scope(|scope| {
+        let early = scope.spawn(|| {
+            wait_until("the socket is bound", LIMIT, || bound.exists());
+            let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+            set_limit(&client, LIMIT);
+            wait_until("it waits to be accepted", LIMIT, || a.stats().totals.connections_tcp == 1);
+            fs::write(format!("{path}.go"), "").expect("the folder is ours");
+            client
+        });
+        let b = far.start(&hosts, &hosts.b);
+        let early = early.join().expect("it connects");
+        assert_echo(&early, &accept(&listener, LIMIT));
+        for _ in 0..3 {
+            let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+            set_limit(&client, LIMIT);
+            assert_echo(&client, &accept(&listener, LIMIT));
+        }
+        let totals = [a.stats().totals, b.stats().totals];
+        let seen = totals.map(|it| [it.connections_smc, it.connections_tcp]);
+        assert_eq!(seen, [[3, 1]; 2], "{}", b.process.log());
+    });
+}

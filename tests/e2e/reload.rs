@@ -321,6 +321,43 @@ fn what_comes_back_is_what_was_wanted() {
     wait_until("both RNICs are used again", LIMIT, || links() == 2);
 }
 
+/// A port at which peers came is given to clients that know nothing of SMC-R, and back. The kernel
+/// asks for the TCP option as it did when the socket began to listen: a peer would take a plain
+/// listener for one that has SMC-R, and its messages reach the server.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_port_that_changes_sides_speaks_what_it_should() {
+    let hosts = Hosts::new("a_port_that_changes_sides_speaks_what_it_should");
+    let far = |accept: &str| {
+        let listener = (hosts.b.at(PORT), accept);
+        Setup::new("gateway-b", &hosts.b).listener(listener, (local(PORT), "tcp"))
+    };
+    let b = far("smc").start(&hosts, &hosts.b);
+    let a = Pair::client_side(&hosts, &[PORT]).start(&hosts, &hosts.a);
+    let listener = hosts.b.listen(local(PORT));
+    let mut expected = [0, 0];
+    for accept_by in ["smc", "tcp", "smc", "tcp"] {
+        let file = hosts.logs.join("gateway-b.toml");
+        fs::write(&file, far(accept_by).text()).expect("the folder is ours");
+        b.process.signal(Signal::HUP);
+        wait_until("it is in force", LIMIT, || {
+            let config: Value = serde_json::from_str(&b.get("/config")).expect("JSON");
+            config["listener"][0]["accept"] == accept_by
+        });
+        // What is kept of before would need no TCP connection.
+        thread::sleep(Duration::from_millis(2500));
+        for _ in 0..3 {
+            let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+            set_limit(&client, LIMIT);
+            assert_echo(&client, &accept(&listener, LIMIT));
+        }
+        let totals = a.stats().totals;
+        let is_smc = usize::from(accept_by == "tcp");
+        expected[is_smc] += 3;
+        assert_eq!([totals.connections_smc, totals.connections_tcp], expected, "{accept_by}");
+    }
+}
+
 /// systemd knows the process of a gateway, but not where the one that runs answers when the file
 /// names another place. It must reach that one, and learn whether the reload has worked.
 #[test]

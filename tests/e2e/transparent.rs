@@ -1,5 +1,6 @@
 //! Programs that know of no gateway, led to one: by eBPF, by NAT, and on the way through a router.
 
+mod field;
 mod programs;
 
 use std::cell::Cell;

@@ -225,12 +225,18 @@ impl<N: Rnic> Gateway<N> {
             Listens::AsBefore | Listens::Not => {}
             Listens::Fresh(socket) | Listens::Inherited(socket) => listener.socket = Some(socket),
         }
-        if is_old && let Err(error) = listener.take_up(&self.option) {
-            tracing::warn!(
+        match if is_old { listener.take_up(&self.option) } else { Ok(false) } {
+            Ok(false) => {}
+            Ok(true) => {
+                let socket = listener.socket.as_ref().expect("it has begun anew").as_fd();
+                let led = Led { index: number(slot), config: &listener.config, socket };
+                self.interception.listens_anew(led);
+            }
+            Err(error) => tracing::warn!(
                 listener = listener.config.name,
                 %error,
                 "not all options of its socket could be changed; restart the gateway"
-            );
+            ),
         }
         self.open(slot);
     }

@@ -1,11 +1,14 @@
 //! Interception at `connect`, by eBPF.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::PathBuf;
 
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
+use rustix::fs::fstat;
 use rustix::net::{AddressFamily, SocketType, socket};
 use smcr_os::tcp::network_cookie;
 
@@ -21,19 +24,33 @@ pub struct Connects {
     arrived: MapHandle,
     /// What is intercepted for a listener.
     led: Vec<(Cidr, u16)>,
-    /// Hold the programs in the cgroups.
-    _links: Vec<Link>,
+    /// The programs.
+    object: Object,
+    /// Hold those in the root that see all connections.
+    _everywhere: Vec<Link>,
+    /// The cgroups whose connections are intercepted; none if it is all.
+    within: Vec<Within>,
+}
+
+/// A cgroup with programs.
+struct Within {
+    path: PathBuf,
+    /// Its inode, and what holds the programs in it; none while there is no such cgroup.
+    attached: Option<(u64, Vec<Link>)>,
+    /// Why no programs are attached, as was said last.
+    trouble: Option<String>,
 }
 
 impl Connects {
     /// Loads the programs for applications in `cgroups` and all below, beside whatever else is
     /// attached there, and below `root`. Nothing is intercepted yet, and never a socket whose
-    /// SO_MARK is `own_mark`.
+    /// SO_MARK is `own_mark`. A cgroup that is not there is awaited: see
+    /// [`look_again`](Self::look_again).
     ///
     /// # Errors
     ///
     /// Why not, in words that continue a sentence; nothing is left behind.
-    pub(crate) fn load(root: &Root, cgroups: &[OwnedFd], own_mark: u32) -> Result<Self, String> {
+    pub(crate) fn load(root: &Root, cgroups: &[PathBuf], own_mark: u32) -> Result<Self, String> {
         let any = socket(AddressFamily::INET, SocketType::STREAM, None);
         let network = any.map_err(io::Error::from).and_then(|any| network_cookie(any.as_fd()));
         let network = network.map_err(|error| error.to_string())?;
@@ -48,19 +65,27 @@ impl Connects {
             constants[..8].copy_from_slice(&network.to_ne_bytes());
             constants[8..12].copy_from_slice(&own_mark.to_ne_bytes());
         }
-        let object = object.load().map_err(refused)?;
+        let mut object = object.load().map_err(refused)?;
         let map = |name| ebpf::map(&object, name).map_err(refused);
         let (intercepted, arrived) = (map("intercepted")?, map("arrived")?);
-        let mut links = Vec::new();
-        for program in object.progs_mut() {
-            let everywhere = [root.as_fd()];
-            let within = cgroups.iter().map(AsFd::as_fd).collect::<Vec<_>>();
-            let is_for_all = program.name() == FOLLOW || within.is_empty();
-            for cgroup in if is_for_all { &everywhere[..] } else { &within } {
-                links.push(program.attach_cgroup(cgroup.as_raw_fd()).map_err(refused)?);
+        let is_everywhere = |name: &OsStr| name == FOLLOW || cgroups.is_empty();
+        let everywhere = attach(&mut object, root.as_fd(), is_everywhere).map_err(refused)?;
+        let within =
+            cgroups.iter().map(|path| Within { path: path.clone(), attached: None, trouble: None });
+        let mut within: Vec<Within> = within.collect();
+        within.iter_mut().try_for_each(|one| one.look(&mut object, root))?;
+        let (led, _everywhere) = (Vec::new(), everywhere);
+        Ok(Self { intercepted, arrived, led, object, _everywhere, within })
+    }
+
+    /// Looks for the cgroups afresh. A service that starts again has another cgroup of the same
+    /// name, and the programs are gone with the one before. Call it once in a while.
+    pub(crate) fn look_again(&mut self, root: &Root) {
+        for one in &mut self.within {
+            if let Err(why) = one.look(&mut self.object, root) {
+                one.say(why);
             }
         }
-        Ok(Self { intercepted, arrived, led: Vec::new(), _links: links })
     }
 
     /// The same for all applications of this host that we can see.
@@ -105,9 +130,10 @@ impl Connects {
                 self.led.push((network, port));
             }
         }
-        // Who says everybody does not mean what programs of this host say to each other.
+        // Who says everybody does not mean what programs of this host say to each other, nor
+        // addresses that mean nothing without a device.
         if intercept.networks.is_empty() {
-            for (own, nobody) in [("127.0.0.0/8", "0.0.0.0:0"), ("::1", "[::]:0")] {
+            for (own, nobody) in NEVER_BY_DEFAULT {
                 let own: Cidr = own.parse().expect("it is one");
                 for port in intercept.ports.iter().cloned().flatten() {
                     self.intercept(own, port, nobody.parse().expect("it is one"))?;
@@ -138,6 +164,51 @@ impl Connects {
         let found = self.arrived.lookup_into(&key, &mut value, MapFlags::ANY);
         found.is_ok_and(|found| found).then(|| address(&value))
     }
+}
+
+impl Within {
+    /// Attaches the programs if there is another cgroup than before.
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot be attached to one that is there, in words that continue a sentence.
+    fn look(&mut self, object: &mut Object, root: &Root) -> Result<(), String> {
+        let found = root.below(&self.path);
+        let inode = found.as_ref().ok().and_then(|it| Some(fstat(it).ok()?.st_ino));
+        let (Ok(found), Some(inode)) = (found, inode) else {
+            self.attached = None;
+            self.say("there is none; its connections are intercepted when there is".to_owned());
+            return Ok(());
+        };
+        if self.attached.as_ref().is_some_and(|(attached, _)| *attached == inode) {
+            return Ok(());
+        }
+        self.attached = None;
+        let cgroup = self.path.display();
+        let links = attach(object, found.as_fd(), |name| name != FOLLOW)
+            .map_err(|error| format!("the cgroup {cgroup} takes no program: {error}"))?;
+        tracing::info!(%cgroup, "its connections are intercepted");
+        (self.attached, self.trouble) = (Some((inode, links)), None);
+        Ok(())
+    }
+
+    /// Says why nothing is intercepted, unless that is known.
+    fn say(&mut self, why: String) {
+        if self.trouble.as_ref() != Some(&why) {
+            tracing::warn!(cgroup = %self.path.display(), why, "nothing is intercepted");
+            self.trouble = Some(why);
+        }
+    }
+}
+
+/// Attaches those programs to `cgroup` whose names are `wanted`.
+fn attach(
+    object: &mut Object,
+    cgroup: BorrowedFd<'_>,
+    wanted: impl Fn(&OsStr) -> bool,
+) -> libbpf_rs::Result<Vec<Link>> {
+    let programs = object.progs_mut().filter(|program| wanted(program.name()));
+    programs.map(|program| program.attach_cgroup(cgroup.as_raw_fd())).collect()
 }
 
 impl fmt::Debug for Connects {
@@ -182,13 +253,16 @@ pub(super) fn destination(network: Cidr, port: u16) -> [u8; 4 + PLACE_LEN] {
     out
 }
 
-fn mapped(address: IpAddr) -> Ipv6Addr {
+pub(super) fn mapped(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
         IpAddr::V6(address) => address,
     }
 }
 
+/// Networks that only whoever names them means, and where to they are led: nowhere.
+const NEVER_BY_DEFAULT: [(&str, &str); 3] =
+    [("127.0.0.0/8", "0.0.0.0:0"), ("::1", "[::]:0"), ("fe80::/10", "[::]:0")];
 const EVERYBODY_V4: &str = "0.0.0.0/0";
 const EVERYBODY_V6: &str = "::/0";
 const PLACE_LEN: usize = 20;

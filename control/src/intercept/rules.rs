@@ -84,7 +84,7 @@ impl Rules {
             SocketAddr::V4(to) => format!("dnat ip to {to}"),
             SocketAddr::V6(to) => format!("dnat ip6 to {to}"),
         };
-        for which in matches(intercept, to) {
+        for (_, which) in matches(intercept, to) {
             if listener.accept == Protocol::Tcp {
                 let others = "fib daddr type != local";
                 let _ = writeln!(self.output, "meta mark != {OWN_MARK:#x} {others} {which} {nat}");
@@ -99,15 +99,14 @@ impl Rules {
     fn tproxy(&mut self, listener: &Listener, intercept: &Intercept) {
         self.routes = true;
         let to = listener.bind;
-        let give = match to {
-            _ if to.ip().is_unspecified() => format!("tproxy to :{}", to.port()),
-            SocketAddr::V4(to) => format!("tproxy ip to {to}"),
-            SocketAddr::V6(to) => format!("tproxy ip6 to {to}"),
+        let at = match to.ip().is_unspecified() {
+            true => format!(":{}", to.port()),
+            false => to.to_string(),
         };
-        for which in matches(intercept, to) {
-            let from = from_outside(listener);
-            let _ =
-                writeln!(self.tproxy, "{from} {which} {give} meta mark set {ROUTE_MARK:#x} accept");
+        let (from, marked) = (from_outside(listener), format!("meta mark set {ROUTE_MARK:#x}"));
+        for (family, which) in matches(intercept, to) {
+            let give = format!("tproxy {family} to {at}");
+            let _ = writeln!(self.tproxy, "{from} {which} {give} {marked} accept");
         }
     }
 
@@ -256,8 +255,9 @@ pub fn show() -> Result<String, String> {
     Ok(text)
 }
 
-/// The conditions under which a connection is one of those to intercept: one for each family.
-fn matches(intercept: &Intercept, to: SocketAddr) -> Vec<String> {
+/// The conditions under which a connection is one of those to intercept: one for each family, which
+/// comes first, by its name in rules.
+fn matches(intercept: &Intercept, to: SocketAddr) -> Vec<(&'static str, String)> {
     let ranges = intercept.ports.iter().map(|range| match (range.start(), range.end()) {
         (first, last) if first == last => first.to_string(),
         (first, last) => format!("{first}-{last}"),
@@ -265,20 +265,22 @@ fn matches(intercept: &Intercept, to: SocketAddr) -> Vec<String> {
     let ports = ranges.collect::<Vec<_>>().join(", ");
     let both = to.ip().is_unspecified() && to.is_ipv6();
     let mut all = Vec::new();
-    for (family, name, field, prefix) in [
-        (to.is_ipv4() || both, "ipv4", "ip daddr", IpAddr::is_ipv4 as fn(&IpAddr) -> bool),
-        (to.is_ipv6(), "ipv6", "ip6 daddr", IpAddr::is_ipv6),
+    for (is_meant, name, family, prefix) in [
+        (to.is_ipv4() || both, "ipv4", "ip", IpAddr::is_ipv4 as fn(&IpAddr) -> bool),
+        (to.is_ipv6(), "ipv6", "ip6", IpAddr::is_ipv6),
     ] {
         let networks = intercept.networks.iter().filter(|network| prefix(&network.base()));
         let networks: Vec<_> = networks.map(ToString::to_string).collect();
-        if !family || (networks.is_empty() && !intercept.networks.is_empty()) {
+        if !is_meant || (networks.is_empty() && !intercept.networks.is_empty()) {
             continue;
         }
         let networks = match networks.is_empty() {
+            // What means nothing without a device, we could not connect to in turn.
+            true if family == "ip6" => " ip6 daddr != fe80::/10".to_owned(),
             true => String::new(),
-            false => format!(" {field} {{ {} }}", networks.join(", ")),
+            false => format!(" {family} daddr {{ {} }}", networks.join(", ")),
         };
-        all.push(format!("meta nfproto {name}{networks} tcp dport {{ {ports} }}"));
+        all.push((family, format!("meta nfproto {name}{networks} tcp dport {{ {ports} }}")));
     }
     all
 }
@@ -387,10 +389,14 @@ mod tests {
         let expected = "iif != lo fib daddr type != local meta nfproto ipv4 tcp dport { 1 } tproxy \
                         ip to 127.0.0.1:9 meta mark set 0x534d4302 accept";
         assert_eq!(through, expected);
+        let both = caught("bind = '[::]:9'\nintercept = 'tproxy'\nintercept_ports = [1]");
+        let [ip, ip6] = [" tproxy ip to :9 ", " tproxy ip6 to :9 "].map(|it| both.contains(it));
+        assert!(ip && ip6, "{both}");
         let inwards = caught(
             "bind = '[fd00::2]:9'\naccept = 'smc'\nintercept = 'tproxy'\nintercept_ports = [1]",
         );
-        assert!(inwards.starts_with("iif != lo fib daddr type local meta nfproto ipv6"));
+        let expected = "iif != lo fib daddr type local meta nfproto ipv6 ip6 daddr != fe80::/10 ";
+        assert!(inwards.starts_with(expected), "{inwards}");
     }
 
     #[test]

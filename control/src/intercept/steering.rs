@@ -1,14 +1,15 @@
 //! Interception of connections from outside to servers on this host, by eBPF.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 
-use super::connects::{destination, networks_of, place};
+use super::connects::{destination, mapped, networks_of, place};
 use crate::config::{Cidr, Intercept};
 use crate::ebpf;
 
@@ -17,6 +18,8 @@ use crate::ebpf;
 pub struct Steering {
     intercepted: MapHandle,
     spoken_for: MapHandle,
+    listener: MapHandle,
+    addresses: Addresses,
     led: Vec<(Cidr, u16)>,
     /// Holds the program in the network namespace.
     _link: Link,
@@ -24,7 +27,7 @@ pub struct Steering {
 
 impl Steering {
     /// Loads the program for the network namespace of this process. What `intercept` says comes to
-    /// `listener`, which is bound to `bind`.
+    /// `listener`, which is bound to `bind`, unless it comes from one of the addresses `here`.
     ///
     /// # Errors
     ///
@@ -33,16 +36,16 @@ impl Steering {
         intercept: &Intercept,
         listener: BorrowedFd<'_>,
         bind: SocketAddr,
+        here: &[IpAddr],
     ) -> Result<Self, String> {
         let refused = |error: libbpf_rs::Error| error.to_string();
         let failed = |error: io::Error| error.to_string();
         let object = ebpf::open(PROGRAM).and_then(|object| object.load()).map_err(refused)?;
         let intercepted = ebpf::map(&object, "intercepted").map_err(refused)?;
         let spoken_for = ebpf::map(&object, "spoken_for").map_err(refused)?;
-        let listeners = ebpf::map(&object, "listener").map_err(refused)?;
-        let socket = u64::try_from(listener.as_raw_fd()).expect("descriptors are not negative");
-        let (first, socket) = (0_u32.to_ne_bytes(), socket.to_ne_bytes());
-        listeners.update(&first, &socket, MapFlags::ANY).map_err(refused)?;
+        let place = ebpf::map(&object, "listener").map_err(refused)?;
+        put(&place, listener).map_err(refused)?;
+        let own = ebpf::map(&object, "own").map_err(refused)?;
         let mut led = Vec::new();
         for network in networks_of(intercept) {
             // The kernel does not lead one family to the other, except to a listener of both.
@@ -55,10 +58,26 @@ impl Steering {
                 led.push((network, port));
             }
         }
+        let mut addresses = Addresses { own, here: HashSet::new() };
+        addresses.are(here);
         let namespace = File::open("/proc/self/ns/net").map_err(failed)?;
         let program = object.progs_mut().next().expect("the object has one program");
         let link = program.attach_netns(namespace.as_raw_fd()).map_err(refused)?;
-        Ok(Self { intercepted, spoken_for, led, _link: link })
+        Ok(Self { intercepted, spoken_for, listener: place, addresses, led, _link: link })
+    }
+
+    /// This host has the addresses `here` now: what comes from them is not intercepted.
+    pub fn is_at(&mut self, here: &[IpAddr]) {
+        self.addresses.are(here);
+    }
+
+    /// The listener listens anew, and the kernel has forgotten it here.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel is out of memory; then clients reach servers themselves.
+    pub fn listens_anew(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
+        put(&self.listener, listener).map_err(io::Error::other)
     }
 
     /// We are about to connect from `place`, which is an address of a client: that is not to be
@@ -76,6 +95,35 @@ impl Steering {
             drop(self.intercepted.delete(&destination(network, port)));
         }
     }
+}
+
+/// The addresses of this host, as the program knows them.
+struct Addresses {
+    own: MapHandle,
+    /// What is in the map.
+    here: HashSet<IpAddr>,
+}
+
+impl Addresses {
+    fn are(&mut self, here: &[IpAddr]) {
+        let here: HashSet<IpAddr> = here.iter().copied().collect();
+        for gone in self.here.difference(&here) {
+            drop(self.own.delete(&mapped(*gone).octets()));
+        }
+        for new in here.difference(&self.here) {
+            let noted = self.own.update(&mapped(*new).octets(), &[0; 4], MapFlags::ANY);
+            if let Err(error) = noted {
+                tracing::warn!(address = %new, %error, "what comes from here is intercepted, too");
+            }
+        }
+        self.here = here;
+    }
+}
+
+/// Has the program lead to `listener`.
+fn put(place: &MapHandle, listener: BorrowedFd<'_>) -> libbpf_rs::Result<()> {
+    let socket = u64::try_from(listener.as_raw_fd()).expect("descriptors are not negative");
+    place.update(&0_u32.to_ne_bytes(), &socket.to_ne_bytes(), MapFlags::ANY)
 }
 
 impl fmt::Debug for Steering {
