@@ -9,7 +9,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::round_trip::{self, MESSAGE_BYTES, PATIENCE, result};
+use super::round_trip::{self, MESSAGE_BYTES, result};
+use super::window::PATIENCE;
 use super::{LoadResult, begin_connect};
 use crate::clock::now_ns;
 use crate::failure::{Doing as _, Failure, Result};
@@ -78,16 +79,23 @@ pub(crate) fn burst(target: SocketAddr, connections: u32) -> Result<LoadResult> 
 ///
 /// # Errors
 ///
-/// As [`burst`] and [`round_trip::run`].
+/// As [`burst`] and [`round_trip::run`]; also when idle connections have ended meanwhile.
 pub(crate) fn idle(
     target: SocketAddr,
     connections: u32,
     settle: Duration,
     duration: Duration,
 ) -> Result<LoadResult> {
-    let (readiness, newcomers, ..) = crowd(target, connections)?;
+    let (mut readiness, newcomers, ..) = crowd(target, connections)?;
     std::thread::sleep(settle);
     let beside = round_trip::run(target, 1, MESSAGE_BYTES, duration)?;
+    // Nothing was sent to them, so any event is an end. Figures beside connections that no longer
+    // exist would be those of a smaller crowd.
+    let mut ended = Vec::new();
+    readiness.wait(Duration::ZERO, &mut ended)?;
+    if !ended.is_empty() {
+        return Err(Failure::new("idle connections were ended meanwhile"));
+    }
     drop((readiness, newcomers));
     let all = u64::from(connections);
     Ok(LoadResult {

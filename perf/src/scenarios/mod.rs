@@ -7,6 +7,7 @@ pub(crate) mod programs;
 pub(crate) mod round_trip;
 pub(crate) mod short_connections;
 pub(crate) mod stream;
+mod window;
 
 use std::fmt;
 use std::net::{SocketAddr, TcpStream};

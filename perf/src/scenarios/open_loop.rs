@@ -19,10 +19,10 @@ use rustix::time::{
 };
 
 use super::LoadResult;
-use super::round_trip::{Client, MESSAGE_BYTES, PATIENCE, WARM_UP, connect_all, result};
-use crate::clock::{now_ns, ns};
+use super::round_trip::{Client, MESSAGE_BYTES, connect_all, result};
+use super::window::{LOOK_EVERY, Tally, Window, is_late};
+use crate::clock::now_ns;
 use crate::failure::{Doing as _, Failure, Result};
-use crate::latency::Recorder;
 use crate::readiness::{Interest, Readiness};
 
 const TIMER: u64 = u64::MAX;
@@ -33,15 +33,16 @@ struct OpenLoop {
     free: Vec<usize>,
     /// When the request in flight on each connection was due.
     due_at: Vec<u64>,
+    /// When it was sent; none where nothing is in flight.
+    sent_at: Vec<Option<u64>>,
     /// The due times of requests that wait for a free connection, oldest first.
     waiting: VecDeque<u64>,
-    latencies: Recorder,
-    record_from: u64,
-    recorded: u64,
-    answered: u64,
+    window: Window,
+    tally: Tally,
 }
 
-/// Sends `rate_per_s` requests per second for `duration` after a warm-up.
+/// Sends `rate_per_s` requests per second for `duration` after a warm-up. Every request that is due
+/// in this time is sent and recorded, however late.
 ///
 /// # Errors
 ///
@@ -55,62 +56,54 @@ pub(crate) fn run(
     let mut readiness = Readiness::new()?;
     let clients = connect_all(target, connections, MESSAGE_BYTES, &readiness)?;
     let interval_ns = (1_000_000_000 / u64::from(rate_per_s)).max(1);
-    let timer = periodic(interval_ns)?;
-    readiness.add(&timer, TIMER, Interest::Read)?;
-    let started_at = now_ns();
-    let record_from = started_at + ns(WARM_UP);
-    let until = record_from + ns(duration);
+    let mut timer = Some(periodic(interval_ns)?);
+    readiness.add(timer.as_ref().expect("just made"), TIMER, Interest::Read)?;
+    let mut due_at = now_ns();
     let mut load = OpenLoop {
         free: (0..clients.len()).rev().collect(),
         due_at: vec![0; clients.len()],
+        sent_at: vec![None; clients.len()],
         clients,
         waiting: VecDeque::new(),
-        latencies: Recorder::new(),
-        record_from,
-        recorded: 0,
-        answered: 0,
+        window: Window::begin(duration),
+        tally: Tally::new(),
     };
-    let mut due_at = started_at;
     let mut ready = Vec::new();
-    loop {
-        readiness.wait(PATIENCE, &mut ready)?;
+    while timer.is_some() || load.is_waiting() {
+        readiness.wait(LOOK_EVERY, &mut ready)?;
         for &token in &ready {
-            if token == TIMER {
-                for _ in 0..expirations(&timer)? {
-                    due_at += interval_ns;
-                    load.waiting.push_back(due_at);
-                }
-            } else {
+            if token != TIMER {
                 load.receive(usize::try_from(token).expect("tokens are our own indexes"))?;
+                continue;
+            }
+            for _ in 0..timer.as_ref().map_or(Ok(0), expirations)? {
+                due_at += interval_ns;
+                if load.window.is_open(due_at) {
+                    load.waiting.push_back(due_at);
+                } else {
+                    // Closing the timer ends its events. What waits and what is in flight remains.
+                    timer = None;
+                    break;
+                }
             }
         }
         load.send_due()?;
-        let now = now_ns();
-        if now >= until {
-            return Ok(result(
-                connections,
-                &load.latencies,
-                (load.recorded, load.answered, load.answered * 2 * MESSAGE_BYTES as u64),
-                now - record_from,
-            ));
-        }
-        if load.waiting.front().is_some_and(|&due_at| due_at + ns(PATIENCE) < now) {
+        load.window.check_answers(&load.sent_at)?;
+        if load.waiting.front().is_some_and(|&due_at| is_late(due_at, now_ns())) {
             return Err(Failure::new(format!("{rate_per_s} requests per second are too many")));
         }
     }
+    let Tally { latencies, in_window, answered } = &load.tally;
+    let counts = (*in_window, *answered, answered * 2 * MESSAGE_BYTES as u64);
+    Ok(result(connections, latencies, counts, load.window.elapsed_ns()))
 }
 
 impl OpenLoop {
     fn receive(&mut self, index: usize) -> Result<()> {
-        if !self.clients[index].receive()? {
-            return Ok(());
-        }
-        let now = now_ns();
-        self.answered += 1;
-        self.free.push(index);
-        if self.due_at[index] >= self.record_from {
-            self.latencies.record(now.saturating_sub(self.due_at[index]));
-            self.recorded += 1;
+        if self.clients[index].receive()? {
+            self.sent_at[index] = None;
+            self.free.push(index);
+            self.tally.count(&self.window, self.due_at[index], now_ns());
         }
         Ok(())
     }
@@ -120,9 +113,14 @@ impl OpenLoop {
             self.free.pop();
             self.waiting.pop_front();
             self.due_at[index] = due_at;
+            self.sent_at[index] = Some(now_ns());
             self.clients[index].send()?;
         }
         Ok(())
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty() || self.free.len() < self.clients.len()
     }
 }
 

@@ -44,7 +44,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::LoadResult;
-use crate::clock::{now_ns, ns};
+use super::window::{LOOK_EVERY, PATIENCE, Tally, Window};
+use crate::clock::now_ns;
 use crate::failure::{Doing as _, Failure, Result};
 use crate::latency::Recorder;
 use crate::readiness::{Interest, Readiness};
@@ -54,12 +55,6 @@ pub(crate) const MESSAGE_BYTES: usize = 64;
 
 /// The largest requests.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
-
-/// Round trips before this much time has passed are not recorded.
-pub(super) const WARM_UP: Duration = Duration::from_millis(250);
-
-/// An answer that takes longer than this ends the run.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// One connection of a round-trip load.
 pub(super) struct Client {
@@ -140,11 +135,62 @@ impl Client {
     }
 }
 
-/// Runs the closed loop for `duration` after a warm-up.
+/// The state of the load.
+struct ClosedLoop {
+    clients: Vec<Client>,
+    watched: Vec<Interest>,
+    /// When the request in flight on each connection was sent.
+    sent_at: Vec<Option<u64>>,
+    window: Window,
+    tally: Tally,
+}
+
+impl ClosedLoop {
+    fn send(&mut self, readiness: &Readiness, index: usize) -> Result<()> {
+        self.sent_at[index] = Some(now_ns());
+        self.clients[index].send()?;
+        self.watch(readiness, index)
+    }
+
+    /// Goes on with a connection that is ready.
+    fn advance(&mut self, readiness: &Readiness, index: usize) -> Result<()> {
+        // At the end, those that have their last answer may be closed while others still wait.
+        let Some(sent_at) = self.sent_at[index] else { return Ok(()) };
+        let client = &mut self.clients[index];
+        client.send_on()?;
+        if client.receive()? {
+            let now = now_ns();
+            self.sent_at[index] = None;
+            self.tally.count(&self.window, sent_at, now);
+            if self.window.is_open(now) {
+                return self.send(readiness, index);
+            }
+        }
+        self.watch(readiness, index)
+    }
+
+    /// Waits for room only while a request is not sent completely.
+    fn watch(&mut self, readiness: &Readiness, index: usize) -> Result<()> {
+        let client = &self.clients[index];
+        let wanted = if client.is_sent() { Interest::Read } else { Interest::Both };
+        if std::mem::replace(&mut self.watched[index], wanted) != wanted {
+            readiness.change(&client.stream, index as u64, wanted)?;
+        }
+        Ok(())
+    }
+
+    fn is_waiting(&self) -> bool {
+        // Before the window ends, the first connection says so already.
+        self.sent_at.iter().any(Option::is_some)
+    }
+}
+
+/// Runs the closed loop for `duration` after a warm-up, then waits for the last answers.
 ///
 /// # Errors
 ///
-/// When a connection cannot be made or breaks, an answer is wrong, or none comes for 5 seconds.
+/// When a connection cannot be made or breaks, an answer is wrong, or none comes on one of them for
+/// 5 seconds.
 pub(crate) fn run(
     target: SocketAddr,
     connections: u32,
@@ -152,53 +198,30 @@ pub(crate) fn run(
     duration: Duration,
 ) -> Result<LoadResult> {
     let mut readiness = Readiness::new()?;
-    let mut clients = connect_all(target, connections, bytes, &readiness)?;
-    let mut watched = vec![Interest::Read; clients.len()];
-    let record_from = now_ns() + ns(WARM_UP);
-    let until = record_from + ns(duration);
-    let mut sent_at = vec![0; clients.len()];
-    for (index, client) in clients.iter_mut().enumerate() {
-        sent_at[index] = now_ns();
-        client.send()?;
-        if !client.is_sent() {
-            watched[index] = Interest::Both;
-            readiness.change(&client.stream, index as u64, Interest::Both)?;
-        }
+    let clients = connect_all(target, connections, bytes, &readiness)?;
+    let mut load = ClosedLoop {
+        watched: vec![Interest::Read; clients.len()],
+        sent_at: vec![None; clients.len()],
+        clients,
+        window: Window::begin(duration),
+        tally: Tally::new(),
+    };
+    for index in 0..load.clients.len() {
+        load.send(&readiness, index)?;
     }
-    let mut latencies = Recorder::new();
-    let (mut recorded, mut answered) = (0_u64, 0_u64);
     let mut ready = Vec::new();
-    let ended_at = loop {
-        readiness.wait(PATIENCE, &mut ready)?;
-        if ready.is_empty() {
-            return Err(Failure::new(format!("no answer within {PATIENCE:?}")));
-        }
+    while load.is_waiting() {
+        readiness.wait(LOOK_EVERY, &mut ready)?;
         for &token in &ready {
             let index = usize::try_from(token).expect("tokens are our own indexes");
-            let client = &mut clients[index];
-            client.send_on()?;
-            if client.receive()? {
-                let now = now_ns();
-                answered += 1;
-                if now >= record_from {
-                    latencies.record(now - sent_at[index]);
-                    recorded += 1;
-                }
-                sent_at[index] = now;
-                client.send()?;
-            }
-            let wanted = if client.is_sent() { Interest::Read } else { Interest::Both };
-            if std::mem::replace(&mut watched[index], wanted) != wanted {
-                readiness.change(&client.stream, token, wanted)?;
-            }
+            load.advance(&readiness, index)?;
         }
-        let now = now_ns();
-        if now >= until {
-            break now;
-        }
-    };
+        load.window.check_answers(&load.sent_at)?;
+    }
+    let Tally { latencies, in_window, answered } = &load.tally;
     let moved = answered * 2 * bytes as u64;
-    Ok(result(connections, &latencies, (recorded, answered, moved), ended_at - record_from))
+    let counts = (*in_window, *answered, moved);
+    Ok(result(connections, latencies, counts, load.window.elapsed_ns()))
 }
 
 /// Connects and watches `connections` clients; tokens are their indexes.

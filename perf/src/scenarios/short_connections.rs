@@ -45,11 +45,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use super::round_trip::{PATIENCE, WARM_UP};
+use super::window::{LOOK_EVERY, PATIENCE, Tally, WARM_UP, Window, is_late};
 use super::{LoadResult, begin_connect, stream};
 use crate::clock::{now_ns, ns};
 use crate::failure::{Failure, Result};
-use crate::latency::Recorder;
 use crate::readiness::{Interest, Readiness};
 
 /// Bytes of a request.
@@ -98,12 +97,13 @@ enum Progress {
     Failed,
 }
 
-/// Keeps `concurrent` exchanges going for `duration` after a warm-up.
+/// Keeps `concurrent` exchanges going for `duration` after a warm-up, then waits for the last ones.
+/// One that is not over within 5 seconds is an error.
 ///
 /// # Errors
 ///
-/// When nothing moves for 5 seconds. When a thousand connections have failed, unless clients close
-/// first and some have not: then ports may run out, which is part of the result.
+/// When none is over within 5 seconds. When a thousand connections have failed, unless clients
+/// close first and some have not: then ports may run out, which is part of the result.
 pub(crate) fn run(
     target: SocketAddr,
     closes_first: Side,
@@ -111,67 +111,166 @@ pub(crate) fn run(
     duration: Duration,
 ) -> Result<LoadResult> {
     let mut readiness = Readiness::new()?;
-    let record_from = now_ns() + ns(WARM_UP);
-    let until = record_from + ns(duration);
-    let mut exchanges = Vec::new();
-    for token in 0..u64::from(concurrent) {
-        exchanges.push(Exchange::begin(target, closes_first, &readiness, token)?);
+    let mut load = ShortConnections {
+        target,
+        closes_first,
+        window: Window::begin(duration),
+        exchanges: (0..concurrent).map(|_| None).collect(),
+        port_at: 0,
+        tally: Tally::new(),
+        intervals: Vec::new(),
+        opened: 0,
+        errors: 0,
+        late_in_a_row: 0,
+    };
+    for index in 0..load.exchanges.len() {
+        let exchange = Exchange::begin(target, closes_first, &readiness, index as u64)?;
+        load.exchanges[index] = Some(exchange);
+        load.opened += 1;
     }
-    let mut latencies = Recorder::new();
-    let mut opened = u64::from(concurrent);
-    let (mut finished, mut errors) = (0_u64, 0_u64);
-    let mut intervals = Vec::new();
     let mut ready = Vec::new();
-    let ended_at = loop {
-        readiness.wait(PATIENCE, &mut ready)?;
-        if ready.is_empty() {
-            return Err(Failure::new(format!("no connection moved within {PATIENCE:?}")));
-        }
+    while load.is_waiting() {
+        readiness.wait(load.pause(), &mut ready)?;
         for &token in &ready {
             let index = usize::try_from(token).expect("tokens are our own indexes");
-            match exchanges[index].advance(&readiness, token)? {
-                Progress::Unfinished => continue,
-                Progress::Failed => errors += 1,
-                Progress::Finished => {
-                    finished += 1;
-                    let now = now_ns();
-                    if now >= record_from {
-                        latencies.record(now - exchanges[index].started_at);
-                        count(&mut intervals, now - record_from);
-                    }
+            load.advance(&readiness, index)?;
+        }
+        load.begin_where_none_is(&readiness)?;
+        load.give_up_late(&readiness)?;
+        load.check()?;
+    }
+    load.result()
+}
+
+/// The state of the load.
+struct ShortConnections {
+    target: SocketAddr,
+    closes_first: Side,
+    window: Window,
+    /// None where the client waits for a port, and at the end.
+    exchanges: Vec<Option<Exchange>>,
+    /// When to try again to get a port.
+    port_at: u64,
+    tally: Tally,
+    /// How many were over in each [`INTERVAL`] of the window.
+    intervals: Vec<u64>,
+    opened: u64,
+    errors: u64,
+    /// How many were given up since the last one that was answered.
+    late_in_a_row: u64,
+}
+
+impl ShortConnections {
+    fn is_waiting(&self) -> bool {
+        self.window.is_open(now_ns()) || self.exchanges.iter().any(Option::is_some)
+    }
+
+    /// How long to wait for events.
+    fn pause(&self) -> Duration {
+        let lacks_port = self.exchanges.iter().any(Option::is_none);
+        if lacks_port { PORTS_AGAIN } else { LOOK_EVERY }
+    }
+
+    fn advance(&mut self, readiness: &Readiness, index: usize) -> Result<()> {
+        let Some(exchange) = &mut self.exchanges[index] else { return Ok(()) };
+        match exchange.advance(readiness, index as u64)? {
+            Progress::Unfinished => return Ok(()),
+            Progress::Failed => self.errors += 1,
+            Progress::Finished => {
+                let now = now_ns();
+                self.tally.count(&self.window, exchange.started_at, now);
+                self.late_in_a_row = 0;
+                if self.window.measures(now) {
+                    count(&mut self.intervals, now - self.window.from());
                 }
             }
-            let (begun, failed) =
-                Exchange::begin_by(until, target, closes_first, &readiness, token);
-            exchanges[index] = begun?;
-            errors += failed;
-            opened += 1;
         }
-        let is_meaningless = closes_first == Side::Server || finished == 0;
-        if errors > ERRORS_TOLERATED && is_meaningless {
+        self.replace(readiness, index)
+    }
+
+    /// Ends an exchange, and begins the next one unless the time is over. A client that closes
+    /// first may have to wait for a port.
+    fn replace(&mut self, readiness: &Readiness, index: usize) -> Result<()> {
+        let now = now_ns();
+        if !self.window.is_open(now) || now < self.port_at {
+            self.exchanges[index] = None;
+            return Ok(());
+        }
+        let begun = Exchange::begin(self.target, self.closes_first, readiness, index as u64);
+        self.exchanges[index] = match begun {
+            Err(_) if self.closes_first == Side::Client => {
+                self.errors += 1;
+                self.port_at = now + ns(PORTS_AGAIN);
+                None
+            }
+            begun => Some(begun?),
+        };
+        self.opened += u64::from(self.exchanges[index].is_some());
+        Ok(())
+    }
+
+    fn begin_where_none_is(&mut self, readiness: &Readiness) -> Result<()> {
+        for index in 0..self.exchanges.len() {
+            if self.exchanges[index].is_none() {
+                self.replace(readiness, index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts exchanges that take longer than [`PATIENCE`] as errors, and replaces them.
+    fn give_up_late(&mut self, readiness: &Readiness) -> Result<()> {
+        let now = now_ns();
+        if !self.window.must_look(now) {
+            return Ok(());
+        }
+        for index in 0..self.exchanges.len() {
+            let exchange = self.exchanges[index].as_ref();
+            if exchange.is_some_and(|exchange| is_late(exchange.started_at, now)) {
+                self.errors += 1;
+                self.late_in_a_row += 1;
+                self.replace(readiness, index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails where figures would be meaningless.
+    fn check(&self) -> Result<()> {
+        if self.late_in_a_row >= self.exchanges.len() as u64 {
+            let late = self.late_in_a_row;
+            let why = format!("{late} connections in a row had no answer within {PATIENCE:?}");
+            return Err(Failure::new(why));
+        }
+        let is_meaningless = self.closes_first == Side::Server || self.tally.answered == 0;
+        if self.errors > ERRORS_TOLERATED && is_meaningless {
+            let Self { errors, opened, .. } = self;
             return Err(Failure::new(format!("{errors} of {opened} connections failed")));
         }
-        let now = now_ns();
-        if now >= until {
-            break now;
+        Ok(())
+    }
+
+    fn result(mut self) -> Result<LoadResult> {
+        let Tally { latencies, in_window, answered } = &self.tally;
+        if *answered == 0 {
+            return Err(Failure::new(format!("all of {} connections failed", self.opened)));
         }
-    };
-    let elapsed_s = (ended_at - record_from) as f64 / 1e9;
-    let recorded: u64 = intervals.iter().sum();
-    // The rate of an incomplete interval would be too low.
-    intervals.resize(interval_at(ended_at - record_from), 0);
-    let per_s = |count: u64| count as f64 / INTERVAL.as_secs_f64();
-    Ok(LoadResult {
-        elapsed_s,
-        connections_opened: opened,
-        bytes_total: finished * (REQUEST_BYTES + closes_first.response_bytes()) as u64,
-        requests_total: finished,
-        requests_per_s: Some(recorded as f64 / elapsed_s),
-        latency: latencies.summary(),
-        errors,
-        per_s_each_5s: intervals.into_iter().map(per_s).collect(),
-        ..LoadResult::default()
-    })
+        // The rate of an incomplete interval would be too low.
+        self.intervals.resize(interval_at(self.window.elapsed_ns()), 0);
+        let per_s = |count: u64| count as f64 / INTERVAL.as_secs_f64();
+        let elapsed_s = self.window.elapsed_ns() as f64 / 1e9;
+        Ok(LoadResult {
+            elapsed_s,
+            connections_opened: self.opened,
+            bytes_total: answered * (REQUEST_BYTES + self.closes_first.response_bytes()) as u64,
+            requests_total: *answered,
+            requests_per_s: Some(*in_window as f64 / elapsed_s),
+            latency: latencies.summary(),
+            errors: self.errors,
+            per_s_each_5s: self.intervals.into_iter().map(per_s).collect(),
+            ..LoadResult::default()
+        })
+    }
 }
 
 /// The same beside a stream to `sink`.
@@ -229,27 +328,6 @@ impl Exchange {
         let stream = begin_connect(target, readiness, token)?;
         let phase = Phase::Connecting;
         Ok(Self { stream, closes_first, started_at, received_bytes: 0, phase })
-    }
-
-    /// The same, but a client that closes first waits until `until` for a port. Returns how many
-    /// attempts have failed, too.
-    fn begin_by(
-        until: u64,
-        target: SocketAddr,
-        closes_first: Side,
-        readiness: &Readiness,
-        token: u64,
-    ) -> (Result<Self>, u64) {
-        let mut failed = 0;
-        loop {
-            match Self::begin(target, closes_first, readiness, token) {
-                Err(_) if closes_first == Side::Client && now_ns() < until => {
-                    failed += 1;
-                    thread::sleep(PORTS_AGAIN);
-                }
-                begun => return (begun, failed),
-            }
-        }
     }
 
     fn advance(&mut self, readiness: &Readiness, token: u64) -> Result<Progress> {

@@ -29,7 +29,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use super::LoadResult;
-use super::round_trip::WARM_UP;
+use super::window::WARM_UP;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::readiness::{Interest, Readiness};
