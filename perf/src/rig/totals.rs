@@ -17,7 +17,7 @@ pub(crate) struct GatewayTotals {
 ///
 /// Which one is missing.
 pub(crate) fn parse_totals(json: &str) -> Result<GatewayTotals> {
-    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
+    let stats = parse(json)?;
     let total = |name: &str| {
         let missing = || Failure::new(format!("GET /stats has no totals.{name}"));
         stats["totals"][name].as_u64().ok_or_else(missing)
@@ -40,7 +40,7 @@ pub(crate) fn parse_totals(json: &str) -> Result<GatewayTotals> {
 ///
 /// Which figure is missing.
 pub(crate) fn parse_active(json: &str) -> Result<u64> {
-    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
+    let stats = parse(json)?;
     let active = |transport: &str| {
         let missing = || Failure::new(format!("GET /stats has no active.{transport}"));
         stats["active"][transport].as_u64().ok_or_else(missing)
@@ -55,7 +55,7 @@ pub(crate) fn parse_active(json: &str) -> Result<u64> {
 ///
 /// When it does not say.
 pub(crate) fn parse_events(json: &str) -> Result<String> {
-    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
+    let stats = parse(json)?;
     let fallbacks = stats["fallbacks"].as_array();
     let fallbacks = fallbacks.ok_or_else(|| Failure::new("GET /stats has no fallbacks"))?;
     let fallbacks = fallbacks.iter().map(|one| match (&one["count"], &one["name"]) {
@@ -68,6 +68,20 @@ pub(crate) fn parse_events(json: &str) -> Result<String> {
     let totals = totals.map(|(name, count)| Ok(format!("{count} {name}")));
     Ok(fallbacks.chain(totals).collect::<Result<Vec<_>>>()?.join(", "))
 }
+
+/// The JSON, if a gateway that runs has written it: one that cannot answer has zeros everywhere.
+fn parse(json: &str) -> Result<serde_json::Value> {
+    let stats: serde_json::Value = serde_json::from_str(json).doing(|| "GET /stats".into())?;
+    match stats["schema"].as_u64() {
+        Some(SCHEMA) => Ok(stats),
+        Some(_) | None => {
+            Err(Failure::new(format!("GET /stats has schema {}, not {SCHEMA}", stats["schema"])))
+        }
+    }
+}
+
+/// The version of the answer that is read here.
+const SCHEMA: u64 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -87,10 +101,22 @@ mod tests {
         assert!(parse_totals("<html>").is_err());
     }
 
+    /// The zeros of a gateway that does not answer would be published as those of one that idles.
+    #[test]
+    fn an_answer_without_a_version_is_an_error() {
+        let json = r#"{"schema":0,"totals":{"connections_smc":0,"connections_tcp":0},"rnics":[],
+            "active":{"smc":0,"tcp":0},"fallbacks":[]}"#;
+        for json in [json.to_owned(), json.replace("\"schema\":0,", "")] {
+            assert!(parse_totals(&json).unwrap_err().to_string().contains("schema"));
+            assert!(parse_active(&json).is_err() && parse_events(&json).is_err());
+        }
+        assert_eq!(parse_active(&json.replace("schema\":0", "schema\":1")).unwrap(), 0);
+    }
+
     #[test]
     fn whoever_stayed_tcp_has_a_reason() {
-        let json = r#"{"fallbacks":[{"code":1,"name":"A","count":3},{"name":"B","count":1}],
-            "totals":{"refused_tcp":2,"rings":0}}"#;
+        let json = r#"{"schema":1,"totals":{"refused_tcp":2,"rings":0},
+            "fallbacks":[{"code":1,"name":"A","count":3},{"name":"B","count":1}]}"#;
         assert_eq!(parse_events(json).unwrap(), "3 A, 1 B, 2 refused_tcp");
         let renamed = ["name", "fallbacks", "totals"].map(|key| json.replace(key, "called"));
         for renamed in renamed.iter().map(String::as_str).chain(["<html>"]) {
@@ -101,7 +127,7 @@ mod tests {
     /// A key that was renamed must not read as silence.
     #[test]
     fn a_missing_count_is_an_error() {
-        let json = r#"{"active":{"smc":3,"tcp":1,"parked":0}}"#;
+        let json = r#"{"schema":1,"active":{"smc":3,"tcp":1,"parked":0}}"#;
         assert_eq!(parse_active(json).unwrap(), 4);
         assert!(parse_active(&json.replace("tcp", "plain")).is_err());
     }
