@@ -92,7 +92,9 @@ impl Bench {
     pub(crate) fn start(options: Options) -> Result<Self> {
         let myself = std::env::current_exe().doing(|| "finding this binary".into())?;
         let myself = myself.to_string_lossy().into_owned();
-        let janitor = Janitor::start(&myself, &Folder::of_this_process(), &Namespaces::names())?;
+        // If the folder is there already, it is not ours, and the janitor must not remove it.
+        let folder = Folder::create()?;
+        let janitor = Janitor::start(&myself, folder.path(), &Namespaces::names())?;
         let mut bench = Self {
             burners: Vec::new(),
             beside: Beside::default(),
@@ -103,7 +105,7 @@ impl Bench {
             gateways: Vec::new(),
             running: None,
             namespaces: Namespaces::create(options.mtu, options.own_sessions)?,
-            folder: Folder::create()?,
+            folder,
             myself,
             options,
             _janitor: janitor,

@@ -19,7 +19,7 @@ pub(crate) struct Janitor {
 }
 
 impl Janitor {
-    /// Starts a janitor for `folder` and the network `namespaces`, before they are created.
+    /// Starts a janitor for `folder` and the network `namespaces`, before those are created.
     ///
     /// # Errors
     ///
