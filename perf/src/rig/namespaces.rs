@@ -101,12 +101,7 @@ impl Namespaces {
         for (host, device, address) in
             [(Host::A, DEVICE_A, ADDRESS_A), (Host::B, DEVICE_B, ADDRESS_B)]
         {
-            let kernel = "proto kernel scope host src 127.0.0.1";
-            for route in [
-                format!("{NETWORK} dev {device} proto kernel scope link src {address}"),
-                format!("table local local 127.0.0.0/8 dev lo {kernel}"),
-                format!("table local local 127.0.0.1 dev lo {kernel}"),
-            ] {
+            for route in routes(device, address) {
                 let command = format!("-n {} route replace {route} {choice}", self.name(host));
                 ip(&command.split_whitespace().collect::<Vec<_>>())?;
             }
@@ -149,6 +144,18 @@ impl Namespaces {
     }
 }
 
+/// Every route by which a connection of a host may go, as the kernel has made it: to the other
+/// host, on loopback, and to the host's own `address`.
+fn routes(device: &str, address: &str) -> [String; 4] {
+    let kernel = "proto kernel scope host src";
+    [
+        format!("{NETWORK} dev {device} proto kernel scope link src {address}"),
+        format!("table local local 127.0.0.0/8 dev lo {kernel} 127.0.0.1"),
+        format!("table local local 127.0.0.1 dev lo {kernel} 127.0.0.1"),
+        format!("table local local {address} dev {device} {kernel} {address}"),
+    ]
+}
+
 /// The settings that a result file names.
 const SETTINGS: &[&str] = &[
     "net.ipv4.tcp_tw_reuse",
@@ -172,4 +179,17 @@ fn succeed(command: &mut Command) -> Result<String> {
     }
     let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(Failure::new(format!("{command:?}: {complaint}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On the path `host-direct` a load connects to the address of its own host. If that route were
+    /// left out, STR-cubic there would have the host's default.
+    #[test]
+    fn the_own_address_has_a_route_to_change() {
+        let own = "table local local 10.8.0.2 dev vb proto kernel scope host src 10.8.0.2";
+        assert!(routes(DEVICE_B, ADDRESS_B).iter().any(|route| route == own));
+    }
 }
