@@ -1,5 +1,7 @@
 //! Starts everything that a run needs, once: namespaces, servers, and the proxies of every path.
 
+mod answers;
+
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -9,13 +11,12 @@ use super::folder::Folder;
 use super::janitor::Janitor;
 use super::namespaces::{ADDRESS_B, Host, Namespaces};
 use super::paths::{
-    ADMIN, Build, PRELOADED_PORT, Path, Pin, RINGED_PORT, Rnic, SERVER_PORT, UNCONFINED,
+    Build, PRELOADED_PORT, Path, Pin, RINGED_PORT, Rnic, SERVER_PORT, UNCONFINED,
     haproxy_configuration, intercepting, nginx_configuration, nginx_stream_configuration,
     smcgate_configuration,
 };
 use super::process::Process;
 use super::time_wait::TimeWaits;
-use super::totals::{GatewayTotals, parse_active, parse_events, parse_totals};
 use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
@@ -29,8 +30,6 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 const SPREAD_TIME: Duration = Duration::from_millis(300);
 /// How much longer than its duration a load may take.
 const LOAD_GRACE: Duration = Duration::from_secs(90);
-/// How long gateways may take to end the connections of a measurement that is over.
-const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 
 /// The programs to start, and how.
 #[derive(Debug)]
@@ -283,24 +282,6 @@ impl Bench {
         Calls::begin(self.proxies(path), duration, &folder)
     }
 
-    /// Has somebody read the metrics of both gateways each second, until what is returned is
-    /// dropped.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
-    pub(crate) fn scrape(&self) -> Result<Vec<Process>> {
-        // One program for all of it: starting one each time would disturb more than the scrape.
-        let each_second = ["get", "--target", ADMIN, "--path", "/metrics", "--every", "1"];
-        let scraper = |host: Host| {
-            let argv = [&[self.myself.as_str()][..], &each_second].concat();
-            let argv: Vec<String> = argv.into_iter().map(str::to_owned).collect();
-            let command = self.namespaces.command(host, &argv);
-            Process::start(&format!("scrape-{host:?}"), command, self.folder.path())
-        };
-        [Host::A, Host::B].into_iter().map(scraper).collect()
-    }
-
     /// The connections of `scenario` over `path` that are in TIME_WAIT.
     ///
     /// # Errors
@@ -309,47 +290,6 @@ impl Bench {
     pub(crate) fn time_waits(&self, scenario: Scenario, path: Path) -> Result<TimeWaits> {
         let [a, b] = [Host::A, Host::B].map(|host| self.namespaces.time_waits(host));
         Ok(TimeWaits::count([&a?, &b?], path, scenario.service()))
-    }
-
-    /// The totals that the gateway in `host` reports since it started.
-    ///
-    /// # Errors
-    ///
-    /// When its `/stats` does not answer, or lacks one of them.
-    pub(crate) fn gateway_totals(&self, host: Host) -> Result<GatewayTotals> {
-        parse_totals(&self.gateway_stats(host)?)
-    }
-
-    /// What has happened at the gateway in `host` since it started.
-    pub(crate) fn gateway_events(&self, host: Host) -> String {
-        let events = self.gateway_stats(host).and_then(|stats| parse_events(&stats));
-        events.unwrap_or_else(|why| why.to_string())
-    }
-
-    fn gateway_stats(&self, host: Host) -> Result<String> {
-        let argv = [&self.myself, "get", "--target", ADMIN, "--path", "/stats"].map(str::to_owned);
-        let command = self.namespaces.command(host, &argv);
-        let get = Process::start(&format!("stats-{host:?}"), command, self.folder.path())?;
-        get.output_within(Duration::from_secs(10))
-    }
-
-    /// Waits until the gateways have no connection any more: those of the measurement before would
-    /// count towards the limits of the next one.
-    ///
-    /// # Errors
-    ///
-    /// When some do not end.
-    pub(crate) fn await_silence(&self) -> Result<()> {
-        let until = now_ns() + ns(SILENCE_LIMIT);
-        for host in [Host::A, Host::B] {
-            while parse_active(&self.gateway_stats(host)?)? > 0 {
-                if now_ns() > until {
-                    return Err(Failure::new(format!("{host:?}: old connections do not end")));
-                }
-                thread::sleep(Duration::from_millis(50));
-            }
-        }
-        Ok(())
     }
 
     /// Starts the servers that are needed; that of the first service has the port `first`.
