@@ -72,7 +72,7 @@ pub(crate) struct Bench {
     haproxies: Vec<Process>,
     nginxes: Vec<Process>,
     gateways: Vec<Process>,
-    /// The running gateways: the kind of their RNICs, and which build they are.
+    /// The running gateways, if any run: the kind of their RNICs, and which build they are.
     running: Option<(Rnic, Build)>,
     namespaces: Namespaces,
     folder: Folder,
@@ -126,20 +126,21 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Makes the gateways of `path` those that run, if it has any. Gateways of other kinds and
-    /// builds would use the cores beside them.
+    /// Makes the gateways of `path` those that run. Gateways of other kinds and builds would use
+    /// the cores beside them.
     ///
     /// # Errors
     ///
     /// When they do not start, or carry nothing.
     pub(crate) fn set_out(&mut self, path: Path, build: Build) -> Result<()> {
-        let Some(rnic) = path.rnic() else { return Ok(()) };
-        if self.running == Some((rnic, build)) {
+        let wanted = gateways_for(path, build, &self.options.idle_policy, self.running);
+        if self.running == wanted {
             return Ok(());
         }
         self.gateways.clear();
         self.preloaded.clear();
-        self.running = Some((rnic, build));
+        self.running = wanted;
+        let Some((rnic, _)) = wanted else { return Ok(()) };
         self.start_gateways(rnic)?;
         if self.is_preloading() {
             // A listening socket must be marked before it listens.
@@ -437,5 +438,44 @@ impl Bench {
             outcome?;
         }
         Ok(())
+    }
+}
+
+/// The gateways that run while `path` is measured, where those of before are `running`.
+fn gateways_for(
+    path: Path,
+    build: Build,
+    idle_policy: &str,
+    running: Option<(Rnic, Build)>,
+) -> Option<(Rnic, Build)> {
+    match path.rnic() {
+        Some(rnic) => Some((rnic, build)),
+        // Without connections they would still use two cores, beside whatever else is measured.
+        None if idle_policy == "spin" => None,
+        // They sleep, and use less than a hundredth of a core. After a start they would have to
+        // warm up again.
+        None => running,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pair of HAProxy beside two gateways that spin would have no core of its own.
+    #[test]
+    fn gateways_that_spin_do_not_run_beside_other_paths() {
+        let ours = Path::Smcgate(Rnic::RoceUdp);
+        let running = Some((Rnic::RoceUdp, Build::After));
+        for other in [Path::Direct, Path::HostDirect, Path::Haproxy, Path::Nginx] {
+            assert_eq!(gateways_for(other, Build::After, "spin", running), None);
+            for policy in ["adaptive", "block"] {
+                assert_eq!(gateways_for(other, Build::After, policy, running), running);
+            }
+        }
+        for policy in ["spin", "adaptive", "block"] {
+            let before = Some((Rnic::RoceUdp, Build::Before));
+            assert_eq!(gateways_for(ours, Build::Before, policy, running), before);
+        }
     }
 }
