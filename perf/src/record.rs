@@ -12,6 +12,7 @@ use crate::latency::Latency;
 use crate::machine::Machine;
 use crate::rig::paths::Pin;
 use crate::rig::time_wait::TimeWaits;
+use crate::scenarios::Scenario;
 
 /// Version of the format of a line. Fields may be added without changing it.
 pub(crate) const SCHEMA: u32 = 1;
@@ -58,7 +59,12 @@ pub(crate) struct Measurement {
     pub(crate) spin_us: Option<u32>,
     /// 1 is the first round.
     pub(crate) round: u32,
+    /// The time in which throughput and latency were measured.
     pub(crate) elapsed_s: f64,
+    /// The time in which work, packets and memory were observed: from before the load began until
+    /// after it ended. None in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) observed_s: Option<f64>,
     pub(crate) connections: u32,
     /// Bytes of a request, or of a write of a stream.
     pub(crate) message_bytes: Option<usize>,
@@ -169,6 +175,24 @@ impl Measurement {
         label
     }
 
+    /// Whether the work of proxies and machine was for the requests or the bytes that were measured,
+    /// and for nothing else.
+    pub(crate) fn can_divide_work(&self) -> bool {
+        // Nobody knows what was for a stream and what for the requests beside it, or what was for a
+        // crowd that came and settled before the requests.
+        self.beside_gbit_per_s.is_none() && !self.is_beside_crowd()
+    }
+
+    /// The time in which packets were counted. In older files it is almost that of the measurement,
+    /// except where a crowd came before it: then it is unknown.
+    pub(crate) fn counted_s(&self) -> Option<f64> {
+        self.observed_s.or_else(|| (!self.is_beside_crowd()).then_some(self.elapsed_s))
+    }
+
+    fn is_beside_crowd(&self) -> bool {
+        self.scenario.parse::<Scenario>().is_ok_and(Scenario::is_idle)
+    }
+
     /// `cpu_s` per gigabyte (10⁹ bytes) of a stream.
     pub(crate) fn per_gb(&self, cpu_s: f64) -> Option<f64> {
         self.gbit_per_s?;
@@ -255,6 +279,7 @@ pub(crate) mod tests {
             spin_us: None,
             round,
             elapsed_s: 3.0,
+            observed_s: None,
             connections: 1,
             message_bytes: Some(64),
             congestion_control: "bbr".into(),

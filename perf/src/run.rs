@@ -150,6 +150,7 @@ fn measure(
         spin_us: plan.spin_us,
         round,
         elapsed_s: load.elapsed_s,
+        observed_s: Some(seen.observed_s),
         connections: scenario.connections(),
         message_bytes: scenario.message_bytes(),
         congestion_control: congestion.unwrap_or(default_congestion).to_owned(),
@@ -182,6 +183,8 @@ fn measure(
 /// What was seen while a load ran.
 struct Observed {
     load: LoadResult,
+    /// For how long.
+    observed_s: f64,
     /// Of both proxies; none where there are none.
     work: Option<Work>,
     rss_bytes_before: u64,
@@ -201,6 +204,7 @@ fn observe(bench: &mut Bench, scenario: Scenario, path: Path, plan: &Plan) -> Re
     let duration = scenario.duration(plan.duration);
     let is_counting = plan.is_counting_calls && !bench.proxies(path).is_empty();
     let calls = is_counting.then(|| bench.count_calls(path, duration)).transpose()?;
+    let began = now_ns();
     let before = Work::of(bench.proxies(path));
     let rss_bytes_before = bench.proxies(path).iter().map(Process::rss_bytes).sum();
     bench.proxies(path).iter().try_for_each(Process::forget_peak_rss)?;
@@ -214,6 +218,7 @@ fn observe(bench: &mut Bench, scenario: Scenario, path: Path, plan: &Plan) -> Re
     let cpu_s_machine = machine_cpu_s() - bench.beside_cpu_s() - machine_before;
     let proxies = bench.proxies(path);
     let work = (!proxies.is_empty()).then(|| Work::of(proxies).since(&before));
+    let observed_s = (now_ns() - began) as f64 / 1e9;
     let peak_rss_bytes = proxies.iter().map(Process::peak_rss_bytes).sum();
     proxies.iter_mut().try_for_each(Process::check_alive)?;
     let calls_per_s = calls.map(Calls::finish).transpose()?;
@@ -226,6 +231,7 @@ fn observe(bench: &mut Bench, scenario: Scenario, path: Path, plan: &Plan) -> Re
     };
     Ok(Observed {
         load,
+        observed_s,
         work,
         rss_bytes_before,
         peak_rss_bytes,

@@ -34,8 +34,12 @@ impl Figure {
     }
 
     fn of(self, measurement: &Measurement) -> Option<f64> {
-        let cpu =
-            |cpu_s| measurement.per_gb(cpu_s).or_else(|| measurement.per_million_requests(cpu_s));
+        let cpu = |cpu_s: f64| {
+            if !measurement.can_divide_work() {
+                return None;
+            }
+            measurement.per_gb(cpu_s).or_else(|| measurement.per_million_requests(cpu_s))
+        };
         match self {
             Self::Throughput => measurement.gbit_per_s.or(measurement.requests_per_s),
             Self::P50 => measurement.rtt.as_ref().map(|rtt| rtt.p50_ns as f64),
@@ -102,18 +106,20 @@ impl<'a> Cell<'a> {
 
     /// The median of RoCE packets per second that gateway A received and sent, if it has any.
     pub(crate) fn packets_per_s(&self) -> Option<f64> {
-        median(self.rounds.iter().filter_map(|m| Some(m.packets? as f64 / m.elapsed_s)))
+        let rate = |m: &&Measurement| Some(m.packets? as f64 / m.counted_s()?);
+        median(self.rounds.iter().filter_map(rate))
     }
 
     /// What `counted` is for each request, or each megabyte of a stream; the median of the rounds
     /// that have it.
     pub(crate) fn each(&self, counted: impl Fn(&Measurement) -> Option<f64>) -> Option<f64> {
         let each = |round: &&Measurement| {
-            let units = match (round.beside_gbit_per_s, round.gbit_per_s) {
-                // Nobody knows what was for the stream, and what for the requests.
-                (Some(_), _) => return None,
-                (None, Some(_)) => round.bytes_total as f64 / 1e6,
-                (None, None) => round.requests_total as f64,
+            if !round.can_divide_work() {
+                return None;
+            }
+            let units = match round.gbit_per_s {
+                Some(_) => round.bytes_total as f64 / 1e6,
+                None => round.requests_total as f64,
             };
             Some(counted(round)? / units).filter(|each| each.is_finite())
         };
@@ -208,6 +214,57 @@ mod tests {
             assert_eq!(Ratios { sorted }.confidence(), between, "{rounds} rounds");
         }
         assert_eq!(Ratios { sorted: Vec::new() }.confidence(), None);
+    }
+
+    /// CRR-beside-STR: the CPU time of the stream must not be charged to the requests beside it.
+    #[test]
+    fn nobody_knows_whose_cpu_time_it_was_beside_a_stream() {
+        let alone = Measurement {
+            requests_per_s: Some(100.0),
+            requests_total: 100,
+            sleeps_proxies: Some(200),
+            cpu_s_proxies: 1.0,
+            cpu_s_machine: 2.0,
+            ..measurement("CRR", "smcgate", 1)
+        };
+        let beside = Measurement {
+            scenario: "CRR-beside-STR".into(),
+            beside_gbit_per_s: Some(3.0),
+            ..alone.clone()
+        };
+        for (measurement, is_known) in [(alone, true), (beside, false)] {
+            let measurements = [measurement];
+            let cells = Cell::group(&measurements);
+            for figure in [Figure::ProxyCpu, Figure::MachineCpu] {
+                assert_eq!(cells[0].median(figure).is_some(), is_known, "{figure:?}");
+            }
+            let sleeps = cells[0].each(|round| Some(round.sleeps_proxies? as f64));
+            assert_eq!(sleeps.is_some(), is_known);
+            assert!(cells[0].median(Figure::Throughput).is_some());
+        }
+    }
+
+    /// What was counted while a crowd came and settled is not of the requests beside it, nor of the
+    /// seconds in which these were measured.
+    #[test]
+    fn the_work_of_a_crowd_is_not_that_of_its_requests() {
+        let crowd = Measurement {
+            requests_total: 100,
+            sleeps_proxies: Some(200),
+            cpu_s_proxies: 1.0,
+            packets: Some(2_600),
+            elapsed_s: 3.0,
+            observed_s: Some(26.0),
+            ..measurement("IDLE-9000", "smcgate", 1)
+        };
+        let older = Measurement { observed_s: None, ..crowd.clone() };
+        for (measurement, packets_per_s) in [(crowd, Some(100.0)), (older, None)] {
+            let measurements = [measurement];
+            let cells = Cell::group(&measurements);
+            assert_eq!(cells[0].packets_per_s(), packets_per_s);
+            assert_eq!(cells[0].median(Figure::ProxyCpu), None);
+            assert_eq!(cells[0].each(|round| Some(round.sleeps_proxies? as f64)), None);
+        }
     }
 
     /// A round in which everything was slow must not change a ratio.

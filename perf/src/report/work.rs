@@ -13,8 +13,10 @@ const CROWD: u32 = 1_000;
 pub(super) fn table(cells: &[Cell<'_>]) -> String {
     let mut text = String::new();
     for cell in cells {
+        if cell.rounds.iter().all(|round| round.sleeps_proxies.is_none()) {
+            continue;
+        }
         let sleeps = cell.each(|round| Some(round.sleeps_proxies? as f64));
-        let Some(sleeps) = sleeps else { continue };
         let preemptions = cell.each(|round| Some(round.preemptions_proxies? as f64));
         let packets = cell.each(|round| Some(round.packets? as f64));
         let calls = cell.each(|round| Some(round.calls_per_s_proxies? * counted_s(round)?));
@@ -22,9 +24,10 @@ pub(super) fn table(cells: &[Cell<'_>]) -> String {
         let rss = cell.rounds.iter().map(|round| round.rss_bytes_proxies_before).min();
         writeln!(
             text,
-            "| {} | {} | {sleeps:.2} | {} | {} | {} | {:.1} MB | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {:.1} MB | {} | {} |",
             cell.scenario,
             cell.path,
+            show(sleeps),
             show(preemptions),
             show(calls),
             show(packets),
