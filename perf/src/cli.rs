@@ -204,7 +204,9 @@ pub(crate) fn dispatch() -> Result<()> {
     match Arguments::parse().command {
         Command::Run(arguments) => run(&plan(arguments)?),
         Command::Report { file } => {
-            print!("{}", report::markdown(&Results::read(&file)?));
+            let results = Results::read(&file)?;
+            results.check_rounds().doing(|| file.display().to_string())?;
+            print!("{}", report::markdown(&results));
             Ok(())
         }
         Command::Plot { file, out } => {
@@ -256,13 +258,6 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
     if let Some(before) = arguments.before.as_ref().filter(|before| !before.exists()) {
         return Err(Failure::new(format!("{} is not there", before.display())));
     }
-    let mut paths = Vec::new();
-    for path in arguments.paths {
-        // A path twice would count each of its rounds twice.
-        if !paths.contains(&path) {
-            paths.push(path);
-        }
-    }
     if let Some(scenario) = arguments.scenarios.iter().find(|scenario| !scenario.is_steady())
         && arguments.calls
     {
@@ -272,10 +267,10 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         )));
     }
     Ok(Plan {
-        scenarios: arguments.scenarios,
+        scenarios: each_once(arguments.scenarios),
         rounds: arguments.rounds,
         duration: arguments.seconds,
-        paths,
+        paths: each_once(arguments.paths),
         smcgate,
         before: arguments.before,
         before_commit: arguments.before_commit,
@@ -287,7 +282,7 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         sessions: arguments.sessions,
         unconfined: arguments.unconfined,
         mtu: arguments.mtu,
-        beside: arguments.beside,
+        beside: each_once(arguments.beside),
         date: arguments.date,
         out: arguments.out,
     })
@@ -298,6 +293,18 @@ fn load(arguments: &LoadArguments) -> Result<()> {
     let congestion = arguments.congestion.as_deref();
     let result = match (arguments.kind, arguments.rate) {
         (LoadKind::Rr, None) => {
+/// The list without repetitions: what is named twice would have each of its rounds twice, and so
+/// intervals that are too narrow. `RR-1` and `RR-1x64` are the same scenario.
+fn each_once<T: PartialEq>(list: Vec<T>) -> Vec<T> {
+    let mut once = Vec::new();
+    for item in list {
+        if !once.contains(&item) {
+            once.push(item);
+        }
+    }
+    once
+}
+
             round_trip::run(target, connections.unwrap_or(1), arguments.bytes, seconds)
         }
         (LoadKind::Rr, Some(rate)) => {
@@ -385,5 +392,25 @@ fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
     match text.parse() {
         Ok(seconds @ 0.01..=3600.0) => Ok(Duration::from_secs_f64(seconds)),
         Ok(_) | Err(_) => Err("expected seconds, from 0.01 to 3600".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A scenario that is measured twice in each round has twice as many ratios, which are not
+    /// independent: the interval around their median would be too narrow.
+    #[test]
+    fn what_is_named_twice_is_measured_once() {
+        let line = "smcgate-perf run --scenarios RR-1,CRR,RR-1x64,RR-1 --paths direct,direct \
+                    --beside alone,1@5,alone";
+        let Command::Run(arguments) = Arguments::parse_from(line.split_whitespace()).command else {
+            panic!("{line}");
+        };
+        let plan = plan(arguments).unwrap();
+        let names: Vec<_> = plan.scenarios.iter().map(Scenario::to_string).collect();
+        assert_eq!(names, ["RR-1", "CRR"]);
+        assert_eq!((plan.paths.len(), plan.beside.len()), (1, 2));
     }
 }

@@ -1,6 +1,7 @@
 //! Result files of JSON lines: the first line describes the machine, each other one a measurement.
 //! Field names end with their unit.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
@@ -175,8 +176,8 @@ impl Measurement {
         label
     }
 
-    /// Whether the work of proxies and machine was for the requests or the bytes that were measured,
-    /// and for nothing else.
+    /// Whether the work of proxies and machine was for nothing but the requests or the bytes that
+    /// were measured.
     pub(crate) fn can_divide_work(&self) -> bool {
         // Nobody knows what was for a stream and what for the requests beside it, or what was for a
         // crowd that came and settled before the requests.
@@ -255,6 +256,27 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     sorted.sort_by(f64::total_cmp);
     let half = sorted.len() / 2;
     match sorted.len() {
+
+    /// Checks that each scenario has been measured once over each path in each round.
+    ///
+    /// # Errors
+    ///
+    /// Which one is there twice. Medians of such a file, and the intervals around them, would be of
+    /// rounds that never were.
+    pub(crate) fn check_rounds(&self) -> Result<()> {
+        let mut seen = HashSet::new();
+        for measurement in &self.measurements {
+            let Measurement { path, round, .. } = measurement;
+            let label = measurement.label();
+            if !seen.insert((label.clone(), path, round)) {
+                return Err(Failure::new(format!(
+                    "{label} over {path} is there twice in round {round}: are these several runs \
+                     in one file?"
+                )));
+            }
+        }
+        Ok(())
+    }
         0 => None,
         odd if odd % 2 == 1 => Some(sorted[half]),
         _ => Some(f64::midpoint(sorted[half - 1], sorted[half])),
@@ -345,6 +367,27 @@ pub(crate) mod tests {
         fs::write(&path, results.to_json_lines()).unwrap();
         let read = Results::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
+    /// Two runs in one file have each round twice, and the intervals of medians would say that
+    /// there were twice as many.
+    #[test]
+    fn a_round_that_is_there_twice_is_refused() {
+        let beside = Measurement { beside: "1@5".into(), ..measurement("RR-1", "smcgate", 1) };
+        let mut measurements = vec![
+            measurement("RR-1", "smcgate", 1),
+            measurement("RR-1", "smcgate", 2),
+            measurement("RR-1", "smcgate@before", 1),
+            measurement("RR-1", "haproxy", 1),
+            beside,
+        ];
+        let check = |measurements: &[Measurement]| {
+            Results { machine: machine(), measurements: measurements.to_vec() }.check_rounds()
+        };
+        check(&measurements).unwrap();
+        measurements.push(measurement("RR-1", "smcgate", 2));
+        let failure = check(&measurements).unwrap_err().to_string();
+        assert!(failure.contains("RR-1 over smcgate is there twice in round 2"), "{failure}");
+    }
+
         assert_eq!(read.to_json_lines(), results.to_json_lines());
         assert_eq!(read.measurements[0].per_gb(3.0), Some(1.5));
         assert_eq!(read.measurements[0].per_million_requests(3.0), None);
