@@ -98,7 +98,11 @@ struct RunArguments {
     /// one above, and a table compares the two, round by round.
     #[arg(long, value_name = "BINARY")]
     before: Option<PathBuf>,
-    /// Of which commit it is.
+    /// Of which commit the gateway's binary is. Without this, it is known only of a binary in the
+    /// folder `target` of its repository.
+    #[arg(long, value_name = "COMMIT")]
+    commit: Option<String>,
+    /// Of which commit the other build is.
     #[arg(long, value_name = "COMMIT", requires = "before")]
     before_commit: Option<String>,
     /// Count the system calls of proxies, too, with `perf` (`scripts/setup perf` installs it). It
@@ -273,6 +277,7 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
         paths: each_once(arguments.paths),
         smcgate,
         before: arguments.before,
+        commit: arguments.commit,
         before_commit: arguments.before_commit,
         is_counting_calls: arguments.calls,
         idle_policy: arguments.poll,
@@ -288,11 +293,6 @@ fn plan(arguments: RunArguments) -> Result<Plan> {
     })
 }
 
-fn load(arguments: &LoadArguments) -> Result<()> {
-    let LoadArguments { target, seconds, connections, .. } = *arguments;
-    let congestion = arguments.congestion.as_deref();
-    let result = match (arguments.kind, arguments.rate) {
-        (LoadKind::Rr, None) => {
 /// The list without repetitions: what is named twice would have each of its rounds twice, and so
 /// intervals that are too narrow. `RR-1` and `RR-1x64` are the same scenario.
 fn each_once<T: PartialEq>(list: Vec<T>) -> Vec<T> {
@@ -305,6 +305,11 @@ fn each_once<T: PartialEq>(list: Vec<T>) -> Vec<T> {
     once
 }
 
+fn load(arguments: &LoadArguments) -> Result<()> {
+    let LoadArguments { target, seconds, connections, .. } = *arguments;
+    let congestion = arguments.congestion.as_deref();
+    let result = match (arguments.kind, arguments.rate) {
+        (LoadKind::Rr, None) => {
             round_trip::run(target, connections.unwrap_or(1), arguments.bytes, seconds)
         }
         (LoadKind::Rr, Some(rate)) => {

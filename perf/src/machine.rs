@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::ops::Add;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 
@@ -16,11 +17,18 @@ const TICKS_PER_S: f64 = 100.0;
 pub(crate) struct Machine {
     /// UTC, ISO 8601.
     pub(crate) date: String,
-    /// The commit that was measured, `-dirty` if files had changed; empty without git.
+    /// The commit of the gateways that were measured, `-dirty` if files had changed; empty where it
+    /// is unknown. In files from before December 2026, that of the folder in which the harness ran.
     pub(crate) commit: String,
     /// The commit that it is compared with; empty where there is none, or nobody said.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) commit_before: String,
+    /// What the gateway prints as its version; empty without gateways, and in older files.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) version: String,
+    /// The same of the one that it is compared with.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) version_before: String,
     pub(crate) cpu_model: String,
     pub(crate) cores: usize,
     pub(crate) memory_bytes: u64,
@@ -38,8 +46,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Describes this machine. Values that cannot be found are empty or zero, since they only
-    /// explain the figures.
+    /// Describes this machine, but no gateway. Values that cannot be found are empty or zero, since
+    /// they only explain the figures.
     pub(crate) fn describe(date: Option<String>, mtu_bytes: u32, settings: Vec<String>) -> Self {
         let date = date.unwrap_or_else(|| first_line("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]));
         // HAProxy prints its release date and web site behind the version.
@@ -47,8 +55,10 @@ impl Machine {
         let programs = [first_line("haproxy", &["-v"]), first_line("nginx", &["-v"])].map(version);
         Self {
             date,
-            commit: first_line("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
+            commit: String::new(),
             commit_before: String::new(),
+            version: String::new(),
+            version_before: String::new(),
             cpu_model: labelled("/proc/cpuinfo", "model name"),
             cores: thread::available_parallelism().map_or(0, usize::from),
             memory_bytes: kilobytes("/proc/meminfo", "MemTotal"),
@@ -59,6 +69,27 @@ impl Machine {
             settings,
         }
     }
+}
+
+/// What `binary` prints as its version; empty if it is not there.
+pub(crate) fn version(binary: &Path) -> String {
+    first_line(&binary.to_string_lossy(), &["--version"])
+}
+
+/// The commit of the repository in whose folder `target` the `binary` lies, as cargo puts it there.
+/// Of any other binary nobody knows what it was built of: the answer is empty.
+pub(crate) fn commit_of(binary: &Path) -> String {
+    let binary = fs::canonicalize(binary).unwrap_or_default();
+    // ROOT/target/release/smcgate
+    let mut folders = binary.ancestors().skip(2);
+    let (Some(target), Some(root)) = (folders.next(), folders.next()) else {
+        return String::new();
+    };
+    if !target.ends_with("target") || !root.join(".git").exists() {
+        return String::new();
+    }
+    let describe = ["describe", "--always", "--dirty", "--abbrev=12"];
+    first_line("git", &[&["-C", &root.to_string_lossy()], &describe[..]].concat())
 }
 
 /// CPU seconds that the whole machine has spent since boot: user, system and interrupts, not idle.
@@ -166,6 +197,28 @@ fn first_line(program: &str, arguments: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Figures must not be published as those of a commit whose folder the harness happened to be
+    /// started in.
+    #[test]
+    fn the_commit_is_that_of_the_binary() {
+        let folder = std::env::temp_dir().join(format!("commit-{}", std::process::id()));
+        let (here, elsewhere) =
+            (folder.join("target/release/gate"), folder.join("target/compare/older/gate"));
+        for binary in [&here, &elsewhere] {
+            fs::create_dir_all(binary.parent().unwrap()).unwrap();
+        }
+        let script = "git init -q . && git config user.name n && git config user.email e@e.example \
+            && git commit -q --allow-empty -m one && cp /bin/true target/release/gate \
+            && cp /bin/true target/compare/older/gate && git rev-parse HEAD";
+        let made = Command::new("sh").args(["-ec", script]).current_dir(&folder).output().unwrap();
+        let commits = [&here, &elsewhere].map(|binary| commit_of(binary));
+        fs::remove_dir_all(&folder).unwrap();
+        let head = String::from_utf8(made.stdout).unwrap();
+        assert!(commits[0].len() >= 12 && head.starts_with(&commits[0]), "{commits:?} {head}");
+        assert_eq!(commits[1], "");
+        assert_eq!(commit_of(&here), "", "it is no longer there");
+    }
 
     /// Taking the wrong column would publish page faults as CPU time.
     #[test]

@@ -58,6 +58,9 @@ pub(crate) struct Measurement {
     /// How long programs watched their rings before they slept; none: as they decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) spin_us: Option<u32>,
+    /// Whether the gateways kept what they may do.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) unconfined: bool,
     /// 1 is the first round.
     pub(crate) round: u32,
     /// The time in which throughput and latency were measured.
@@ -144,6 +147,11 @@ fn adaptive() -> String {
 /// The value for older files.
 fn one() -> String {
     "one".to_owned()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The value for older files.
@@ -248,14 +256,6 @@ impl Results {
             machine.ok_or_else(|| Failure::new(format!("{} has no machine", path.display())))?;
         Ok(Self { machine, measurements })
     }
-}
-
-/// The median of `values`. For an even number of them, the mean of the two in the middle.
-pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut sorted: Vec<f64> = values.into_iter().collect();
-    sorted.sort_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    match sorted.len() {
 
     /// Checks that each scenario has been measured once over each path in each round.
     ///
@@ -277,6 +277,14 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
         }
         Ok(())
     }
+}
+
+/// The median of `values`. For an even number of them, the mean of the two in the middle.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    let half = sorted.len() / 2;
+    match sorted.len() {
         0 => None,
         odd if odd % 2 == 1 => Some(sorted[half]),
         _ => Some(f64::midpoint(sorted[half - 1], sorted[half])),
@@ -299,6 +307,7 @@ pub(crate) mod tests {
             poll: adaptive(),
             sessions: one(),
             spin_us: None,
+            unconfined: false,
             round,
             elapsed_s: 3.0,
             observed_s: None,
@@ -337,6 +346,8 @@ pub(crate) mod tests {
             date: "2026-11-21T00:00:00Z".into(),
             commit: "0123456789ab".into(),
             commit_before: String::new(),
+            version: "smcgate 0.1.0".into(),
+            version_before: String::new(),
             cpu_model: "Abacus".into(),
             cores: 2,
             memory_bytes: 1 << 33,
@@ -356,17 +367,6 @@ pub(crate) mod tests {
         assert_eq!(median([]), None);
     }
 
-    /// `report` and `compare` must read files that `run` wrote long ago.
-    #[test]
-    fn files_read_back_what_was_written() {
-        let mut stream = measurement("STR", "smcgate", 2);
-        stream.gbit_per_s = Some(17.5);
-        stream.bytes_total = 2_000_000_000;
-        let results = Results { machine: machine(), measurements: vec![stream] };
-        let path = std::env::temp_dir().join(format!("records-{}.jsonl", std::process::id()));
-        fs::write(&path, results.to_json_lines()).unwrap();
-        let read = Results::read(&path).unwrap();
-        fs::remove_file(&path).unwrap();
     /// Two runs in one file have each round twice, and the intervals of medians would say that
     /// there were twice as many.
     #[test]
@@ -388,6 +388,17 @@ pub(crate) mod tests {
         assert!(failure.contains("RR-1 over smcgate is there twice in round 2"), "{failure}");
     }
 
+    /// `report` and `compare` must read files that `run` wrote long ago.
+    #[test]
+    fn files_read_back_what_was_written() {
+        let mut stream = measurement("STR", "smcgate", 2);
+        stream.gbit_per_s = Some(17.5);
+        stream.bytes_total = 2_000_000_000;
+        let results = Results { machine: machine(), measurements: vec![stream] };
+        let path = std::env::temp_dir().join(format!("records-{}.jsonl", std::process::id()));
+        fs::write(&path, results.to_json_lines()).unwrap();
+        let read = Results::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
         assert_eq!(read.to_json_lines(), results.to_json_lines());
         assert_eq!(read.measurements[0].per_gb(3.0), Some(1.5));
         assert_eq!(read.measurements[0].per_million_requests(3.0), None);

@@ -69,6 +69,9 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
         machine.mtu_bytes,
         machine.congestion_control,
     );
+    if !machine.version.is_empty() {
+        write!(text, " {}.", machine.version).expect("a string takes all");
+    }
     if measurements.iter().any(|measurement| measurement.path.ends_with(BEFORE)) {
         let commit = match machine.commit_before.is_empty() {
             true => "of another commit",
@@ -92,6 +95,9 @@ fn preamble(machine: &Machine, measurements: &[Measurement]) -> String {
     let mut policies: Vec<&str> = measurements.iter().map(|m| m.poll.as_str()).collect();
     policies.dedup();
     write!(text, " Idle policy: {}.", policies.join(", ")).expect("a string takes all");
+    if measurements.iter().any(|measurement| measurement.unconfined) {
+        text += " The gateways kept what they may do (unconfined).";
+    }
     if measurements.iter().any(|measurement| measurement.calls_per_s_proxies.is_some()) {
         text += " System calls of proxies were counted, which slows whoever makes many.";
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::beside::Beside;
 use crate::clock::{now_ns, ns};
 use crate::failure::{Doing as _, Failure, Result};
-use crate::machine::{Machine, Switches, machine_cpu_s};
+use crate::machine::{Machine, Switches, commit_of, machine_cpu_s, version};
 use crate::record::{BEFORE, Measurement, Results, SCHEMA};
 use crate::report;
 use crate::rig::bench::{Bench, Options};
@@ -34,6 +34,8 @@ pub(crate) struct Plan {
     pub(crate) duration: Duration,
     pub(crate) paths: Vec<Path>,
     pub(crate) smcgate: PathBuf,
+    /// Of which commit they are, if somebody says so.
+    pub(crate) commit: Option<String>,
     /// The gateways that those are compared with.
     pub(crate) before: Option<PathBuf>,
     pub(crate) before_commit: Option<String>,
@@ -74,7 +76,12 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     })?;
     let (mtu, settings) = (bench.namespaces().mtu_bytes()?, bench.namespaces().settings()?);
     let mut machine = Machine::describe(plan.date.clone(), mtu, settings);
-    machine.commit_before = plan.before_commit.clone().unwrap_or_default();
+    machine.version = version(&plan.smcgate);
+    machine.commit = plan.commit.clone().unwrap_or_else(|| commit_of(&plan.smcgate));
+    if let Some(before) = &plan.before {
+        machine.version_before = version(before);
+        machine.commit_before = plan.before_commit.clone().unwrap_or_else(|| commit_of(before));
+    }
     let mut measurements = Vec::new();
     for round in 1..=plan.rounds {
         for &scenario in &plan.scenarios {
@@ -148,6 +155,7 @@ fn measure(
         poll: plan.idle_policy.clone(),
         sessions: plan.sessions.clone(),
         spin_us: plan.spin_us,
+        unconfined: plan.unconfined,
         round,
         elapsed_s: load.elapsed_s,
         observed_s: Some(seen.observed_s),
@@ -367,6 +375,7 @@ mod tests {
             duration: Duration::from_secs(1),
             paths: vec!["haproxy".parse().unwrap(), "smcgate".parse().unwrap()],
             smcgate: "after".into(),
+            commit: None,
             before: Some("before".into()),
             before_commit: None,
             is_counting_calls: false,
