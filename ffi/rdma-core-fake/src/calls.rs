@@ -6,6 +6,7 @@ use std::{mem, ptr, slice};
 use rdma_core_sys::*;
 
 use crate::network::{Network, Pair, Queue, Receive, Region, Send, with};
+use crate::objects::{at, end, make};
 use crate::trouble::Trouble;
 
 pub(crate) fn functions() -> Functions {
@@ -34,28 +35,6 @@ pub(crate) fn functions() -> Functions {
         ibv_get_async_event,
         ibv_ack_async_event,
     }
-}
-
-/// Makes an object that the caller knows by address, all zero but for what `fill` sets.
-fn make<T>(fill: impl FnOnce(&mut T)) -> *mut T {
-    // SAFETY: `zeroed` asks for a type that may be all zero: integers and raw pointers.
-    let mut object: Box<T> = Box::new(unsafe { mem::zeroed() });
-    fill(&mut object);
-    Box::into_raw(object)
-}
-
-/// Ends an object that `make` made.
-fn end<T>(object: *mut T) {
-    // SAFETY: `from_raw` asks for an address that `into_raw` gave, once: the caller of libibverbs
-    // destroys what it created, once.
-    drop(unsafe { Box::from_raw(object) });
-}
-
-/// What the caller's pointer points to, for as long as the call.
-fn at<'a, T>(object: *mut T) -> &'a mut T {
-    // SAFETY: the caller of libibverbs passes objects that exist, and that the library owns or may
-    // change during the call.
-    unsafe { &mut *object }
 }
 
 fn device_of(context: *mut ibv_context) -> usize {
@@ -135,14 +114,12 @@ unsafe extern "C" fn ibv_query_port(
     port: u8,
     out: *mut ibv_port_attr,
 ) -> c_int {
-    if port != 1 {
-        return libc::EINVAL;
-    }
     let device = device_of(context);
-    let up = with(|network| network.devices[device].up);
+    let found = with(|network| network.devices[device].port(port).copied());
+    let Some(port) = found else { return libc::EINVAL };
     let out = at(out);
-    out.state = if up { IBV_PORT_ACTIVE } else { 1 };
-    (out.active_mtu, out.link_layer) = (3, IBV_LINK_LAYER_ETHERNET);
+    out.state = if port.up { IBV_PORT_ACTIVE } else { 1 };
+    (out.active_mtu, out.link_layer) = (port.mtu, IBV_LINK_LAYER_ETHERNET);
     0
 }
 
@@ -199,14 +176,21 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 ) -> *mut ibv_mr {
     let device = device_of(at(pd).context);
     let key = with(|network| {
+        if !network.may_register(device, len) {
+            return None;
+        }
         network.count(device, "registrations", true);
         network.next_key += 0x101;
         let peers = access.cast_signed() & IBV_ACCESS_REMOTE_WRITE != 0;
         let (memory, len) = (memory as u64, len as u64);
         let region = Region { device, pd: pd as usize, memory, known_as, len, peers };
         network.regions.insert(network.next_key, region);
-        network.next_key
+        Some(network.next_key)
     });
+    let Some(key) = key else {
+        set_errno(libc::ENOMEM);
+        return ptr::null_mut();
+    };
     make(|mr: &mut ibv_mr| (mr.context, mr.pd, mr.lkey, mr.rkey) = (at(pd).context, pd, key, key))
 }
 
@@ -479,7 +463,10 @@ unsafe extern "C" fn ibv_get_async_event(
     }
     let device = device_of(context);
     let next = |network: &mut Network| network.devices[device].events.pop_front();
-    at(event).event_type = with(next).expect("the descriptor counts the events");
+    let (event_type, port) = with(next).expect("the descriptor counts the events");
+    // The library writes a number here only, and leaves the rest of the union as it was.
+    at(event).element.port_num = c_int::from(port);
+    at(event).event_type = event_type;
     0
 }
 

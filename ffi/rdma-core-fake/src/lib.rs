@@ -10,6 +10,7 @@
 
 mod calls;
 mod network;
+mod objects;
 mod trouble;
 
 use std::collections::HashMap;
@@ -31,10 +32,15 @@ pub fn device(address: [u8; 4]) -> String {
     network::with(|network| network.plug(address))
 }
 
-/// Reports an event of a device to whoever has it open, by the number of the C headers. The port is
-/// up after `IBV_EVENT_PORT_ACTIVE`, and down after `IBV_EVENT_PORT_ERR`.
+/// Reports an event of a device to whoever has it open, by the number of the C headers. It is about
+/// the first port, which is up after `IBV_EVENT_PORT_ACTIVE`, and down after `IBV_EVENT_PORT_ERR`.
 pub fn report(device: &str, event: i32) {
-    network::with(|network| network.report(device, event));
+    report_of_port(device, 1, event);
+}
+
+/// The same about port 1 or 2.
+pub fn report_of_port(device: &str, port: u8, event: i32) {
+    network::with(|network| network.report(device, event, port));
 }
 
 /// Lets a device have a trouble from now on, or no longer.
@@ -48,11 +54,21 @@ pub fn limit_inline(device: &str, bytes: u32) {
     network::with(|network| network.device(device).inline_max = bytes);
 }
 
+/// Sets how many bytes may be registered at a device at the same time, as `ulimit -l` does.
+pub fn limit_registrations(device: &str, bytes: u64) {
+    network::with(|network| network.device(device).registered_max = bytes);
+}
+
+/// Sets the path MTU of the first port, by the number of the C headers. Reports nothing.
+pub fn set_mtu(device: &str, mtu: i32) {
+    network::with(|network| network.device(device).ports[0].mtu = mtu);
+}
+
 /// Gives a device another IPv4 address, and reports that its GIDs have changed.
 pub fn readdress(device: &str, address: [u8; 4]) {
     network::with(|network| {
         network.device(device).address = address;
-        network.report(device, rdma_core_sys::IBV_EVENT_GID_CHANGE);
+        network.report(device, rdma_core_sys::IBV_EVENT_GID_CHANGE, 1);
     });
 }
 

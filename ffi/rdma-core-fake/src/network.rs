@@ -24,14 +24,25 @@ pub(crate) struct Network {
 pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) address: [u8; 4],
-    pub(crate) up: bool,
+    /// The first is port 1, which has the address and carries what queue pairs send.
+    pub(crate) ports: [Port; 2],
     pub(crate) troubles: HashSet<Trouble>,
     /// The most bytes that a request may carry itself.
     pub(crate) inline_max: u32,
-    pub(crate) events: VecDeque<i32>,
+    /// The most bytes that may be registered; the kernel says `ENOMEM` to more.
+    pub(crate) registered_max: u64,
+    /// Each with the port that it is about.
+    pub(crate) events: VecDeque<(i32, u8)>,
     /// An eventfd that counts the events.
     pub(crate) wakeup: i32,
     pub(crate) census: HashMap<&'static str, usize>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Port {
+    pub(crate) up: bool,
+    /// The code of its path MTU.
+    pub(crate) mtu: i32,
 }
 
 pub(crate) struct Pair {
@@ -109,9 +120,10 @@ impl Network {
         self.devices.push(Device {
             name: name.clone(),
             address,
-            up: true,
+            ports: [Port { up: true, mtu: 3 }; 2],
             troubles: HashSet::new(),
             inline_max: 256,
+            registered_max: u64::MAX,
             events: VecDeque::new(),
             wakeup,
             census: HashMap::new(),
@@ -119,10 +131,11 @@ impl Network {
         name
     }
 
-    pub(crate) fn report(&mut self, device: &str, event: i32) {
+    pub(crate) fn report(&mut self, device: &str, event: i32, number: u8) {
         let device = self.device(device);
-        device.up = event != IBV_EVENT_PORT_ERR && (device.up || event == IBV_EVENT_PORT_ACTIVE);
-        device.events.push_back(event);
+        let up = &mut device.port(number).expect("a device has two ports").up;
+        *up = event != IBV_EVENT_PORT_ERR && (*up || event == IBV_EVENT_PORT_ACTIVE);
+        device.events.push_back((event, number));
         signal(device.wakeup);
     }
 
@@ -164,14 +177,14 @@ impl Network {
         if pair.state == IBV_QPS_ERR {
             return self.flush(number);
         }
-        let up = self.devices[pair.device].up;
+        let up = self.devices[pair.device].ports[0].up;
         if pair.state != IBV_QPS_RTS || pair.sends.is_empty() {
             return false;
         }
         let (peer, device) = (pair.peer, pair.device);
         let answers = self.pairs.get(&peer).is_some_and(|far| {
             let connected = far.peer == number && [IBV_QPS_RTR, IBV_QPS_RTS].contains(&far.state);
-            connected && self.devices[far.device].up
+            connected && self.devices[far.device].ports[0].up
         });
         if !answers || !up {
             return self.go_on_trying(number, device);
@@ -318,6 +331,13 @@ impl Network {
         let inside = address >= region.known_as && end <= region.known_as + region.len;
         (region.peers && region.pd == pd && inside)
             .then(|| region.memory + (address - region.known_as))
+    }
+}
+
+impl Device {
+    /// The port with this number, of which the first is 1.
+    pub(crate) fn port(&mut self, number: u8) -> Option<&mut Port> {
+        self.ports.get_mut(usize::from(number).checked_sub(1)?)
     }
 }
 

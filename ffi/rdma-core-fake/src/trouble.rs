@@ -47,6 +47,13 @@ impl Network {
         troubles.contains(&Trouble::CannotDestroy).then_some(libc::EBUSY)
     }
 
+    /// Whether the limit of device `number` allows to register so many bytes more.
+    pub(crate) fn may_register(&self, number: usize, len: usize) -> bool {
+        let ours = self.regions.values().filter(|region| region.device == number);
+        let registered: u64 = ours.map(|region| region.len).sum();
+        registered + len as u64 <= self.devices[number].registered_max
+    }
+
     /// Whether device `number` has the trouble.
     pub(crate) fn suffers(&self, number: usize, trouble: Trouble) -> bool {
         self.devices[number].troubles.contains(&trouble)

@@ -285,10 +285,18 @@ pub struct ibv_qp_attr {
     pub rate_limit: u32,
 }
 
+/// What an event is about. The unions of the headers have more kinds of objects, all by address.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_event_element {
+    pub object: *mut c_void,
+    pub port_num: c_int,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_async_event {
-    pub element: *mut c_void,
+    pub element: ibv_event_element,
     pub event_type: c_int,
 }
 

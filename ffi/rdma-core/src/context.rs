@@ -76,16 +76,23 @@ pub struct GidEntry {
 /// What a device reports by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// A port carries packets again.
-    PortActive,
-    /// A port carries packets no more.
-    PortError,
-    /// A port has other GIDs.
-    GidsChanged,
+    /// It is about a port, of which the first is 1.
+    Port(u8, PortEvent),
     /// The device is dead.
     DeviceFatal,
     /// Anything else, by the number that the C headers give it.
     Other(i32),
+}
+
+/// What a device reports about one of its ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortEvent {
+    /// The port carries packets again.
+    Active,
+    /// The port carries packets no more.
+    Error,
+    /// The port has other GIDs.
+    GidsChanged,
 }
 
 // SAFETY: verbs objects are not tied to the thread that made them: THREADS.
@@ -220,7 +227,8 @@ impl Context {
 
     /// Takes the next report of the device.
     pub fn event(&self) -> Option<AsyncEvent> {
-        let mut event = ibv_async_event { element: ptr::null_mut(), event_type: 0 };
+        let element = ibv_event_element { object: ptr::null_mut() };
+        let mut event = ibv_async_event { element, event_type: 0 };
         // SAFETY: `ibv_get_async_event` asks for an open device (LIVE) and a place to store. Its
         // descriptor does not block.
         let errno = unsafe { (self.library.ibv_get_async_event)(self.raw(), &raw mut event) };
@@ -230,9 +238,9 @@ impl Context {
         // SAFETY: `ibv_ack_async_event` asks for an event that was taken and not acknowledged.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
         Some(match event.event_type {
-            IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortActive,
-            IBV_EVENT_PORT_ERR => AsyncEvent::PortError,
-            IBV_EVENT_GID_CHANGE => AsyncEvent::GidsChanged,
+            IBV_EVENT_PORT_ACTIVE => AsyncEvent::Port(port_of(&event), PortEvent::Active),
+            IBV_EVENT_PORT_ERR => AsyncEvent::Port(port_of(&event), PortEvent::Error),
+            IBV_EVENT_GID_CHANGE => AsyncEvent::Port(port_of(&event), PortEvent::GidsChanged),
             IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
             other => AsyncEvent::Other(other),
         })
@@ -279,6 +287,15 @@ impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context").field("node", &self.node()).finish_non_exhaustive()
     }
+}
+
+/// The number of the port that an event is about.
+fn port_of(event: &ibv_async_event) -> u8 {
+    // SAFETY: reading a field of a union asks for a value of its type: `Context::event` has set all
+    // bytes of the union, and any bytes are an integer.
+    let number = unsafe { event.element.port_num };
+    // No port has a number above 255, so 0 is that of no port.
+    u8::try_from(number).unwrap_or(0)
 }
 
 fn device_name(library: &Library, device: *mut ibv_device) -> String {

@@ -25,7 +25,7 @@ mod queue_pair;
 mod send;
 
 pub use completion::{Channel, CompletionQueue, Dead, Entry, Outcome};
-pub use context::{AsyncEvent, Context, GidEntry, Limits, OpenError, PortState, load};
+pub use context::{AsyncEvent, Context, GidEntry, Limits, OpenError, PortEvent, PortState, load};
 pub use memory::{Access, MemoryRegion, ProtectionDomain};
 pub use queue_pair::{MESSAGE_LEN, Peer, Plan, QueuePair};
 pub use rdma_core_sys::{Library, Missing};

@@ -17,6 +17,9 @@ mod pair;
 mod rnic;
 mod worker;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use rdma_core::{Channel, Library, Missing};
@@ -61,7 +64,7 @@ pub fn open_with(
     let device = Device::open(library, config)?;
     let refused = |error| OpenError::new(config.device, format!("the driver refuses: {error}"));
     let channel = Channel::new(&device.context).map_err(refused)?;
-    let shared = Shared::start(&device.context).map_err(refused)?;
+    let shared = Shared::start(&device.context, device.number).map_err(refused)?;
     let fabric = Fabric::new(&channel, &shared).map_err(refused)?;
     Ok((Rnic::new(device, channel, Arc::clone(&shared)), fabric))
 }

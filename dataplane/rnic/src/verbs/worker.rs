@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::thread;
 
 use crossbeam_queue::SegQueue;
-use rdma_core::{AsyncEvent, Context, QueuePair};
+use rdma_core::{AsyncEvent, Context, PortEvent, QueuePair};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::inotify;
 
@@ -85,8 +85,9 @@ impl Progress {
 }
 
 impl Shared {
-    /// Starts a worker. It ends when both halves have left.
-    pub(super) fn start(context: &Arc<Context>) -> io::Result<Arc<Self>> {
+    /// Starts a worker, which reports what happens to port `port`. It ends when both halves have
+    /// left.
+    pub(super) fn start(context: &Arc<Context>, port: u8) -> io::Result<Arc<Self>> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(Self {
             jobs: SegQueue::new(),
@@ -101,7 +102,8 @@ impl Shared {
             reports: eventfd(0, flags)?,
         });
         let own = Arc::clone(&shared);
-        let device = Watched { node: context.node(), folder: watch()?, context: context.clone() };
+        let (node, folder) = (context.node(), watch()?);
+        let device = Watched { context: Arc::clone(context), port, node, folder };
         thread::Builder::new().name("verbs".into()).spawn(move || own.work(device))?;
         Ok(shared)
     }
@@ -230,6 +232,8 @@ impl Shared {
 /// A device, and where to see that it goes.
 struct Watched {
     context: Arc<Context>,
+    /// The number of our port. The device may have others, which are not ours to report.
+    port: u8,
     /// The file name of its node.
     node: String,
     /// An inotify descriptor for the folder of all nodes, if there is such a folder.
@@ -251,9 +255,10 @@ impl Watched {
         let (mut events, mut is_gone) = (Vec::new(), self.node_has_gone());
         while let Some(event) = self.context.event() {
             match event {
-                AsyncEvent::PortActive => events.push(Event::Up),
-                AsyncEvent::PortError => events.push(Event::Down),
-                AsyncEvent::GidsChanged => events.push(Event::Readdressed),
+                AsyncEvent::Port(number, _) if number != self.port => {}
+                AsyncEvent::Port(_, PortEvent::Active) => events.push(Event::Up),
+                AsyncEvent::Port(_, PortEvent::Error) => events.push(Event::Down),
+                AsyncEvent::Port(_, PortEvent::GidsChanged) => events.push(Event::Readdressed),
                 AsyncEvent::DeviceFatal => is_gone = true,
                 // Of single queue pairs: their entries say it, too.
                 AsyncEvent::Other(_) => {}
@@ -317,7 +322,7 @@ mod tests {
     fn a_signal_for_news_that_were_taken_keeps_nobody_awake() {
         let device = rdma_core_fake::device([127, 31, 0, 1]);
         let context = Context::open(rdma_core_fake::library(), &device).unwrap();
-        let shared = Shared::start(&context).unwrap();
+        let shared = Shared::start(&context, 1).unwrap();
         shared.news.store(true, Ordering::Release);
         assert!(shared.take_news());
         signal(&shared.wakeup);
