@@ -38,7 +38,8 @@ const ASK_THE_PEER: &str = "Look at the log of both gateways at the time of the 
 const WORDS: [(Diagnosis, &str, &str); Diagnosis::ALL.len()] = [
     (Diagnosis::OUT_OF_MEMORY,
      "One side had no memory left for receive buffers (RMBs), or no queue pair.",
-     "Raise limits.rmb_bytes or lower smc.rmbe_size, and compare memory in use with its limit."),
+     "Raise limits.rmb_bytes, or lower smc.rmbe_size; for RNICs of kind verbs, raise \
+      LimitMEMLOCK (`ulimit -l`) too."),
     (Diagnosis::TOO_BUSY,
      "More connections were being set up at once than the gateway takes, or it was stopping.",
      "If it happens in normal operation, raise limits.handshakes_max."),

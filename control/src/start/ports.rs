@@ -240,12 +240,16 @@ fn send_memory(config: &Config, rnic: Option<&mut any::Nic>) -> Result<Region, R
     if let Some(rnic) = rnic {
         rnic.send_from(&memory).map_err(|Exhausted| RunError {
             what: "smc.send_pool".to_owned(),
-            why: "the RNIC cannot register as much memory".to_owned(),
+            why: format!("the RNIC cannot register {len} bytes of memory{MAY_NOT_LOCK}"),
             misconfigured: true,
         })?;
     }
     Ok(memory)
 }
+
+/// What most often keeps an RNIC from registering memory, which is locked then.
+const MAY_NOT_LOCK: &str = "; raise `ulimit -l` (LimitMEMLOCK of the service), give the gateway \
+                            CAP_IPC_LOCK, or lower smc.send_pool";
 
 /// Tells the operator where poller `index` runs, and why.
 fn say_where(assignment: &Assignment, index: u8) {

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 use serde::Serialize;
 use smcr_engine::spacing::{self, Copies};
 use smcr_memory::Region;
@@ -114,13 +115,16 @@ pub fn examine() -> Vec<Finding> {
     let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
     let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap_or_default();
     let descriptors = getrlimit(Resource::Nofile);
+    let rdma_devices = rdma::devices();
+    let has_no_limit =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
     vec![
         tcp_option(),
         interception(Connects::load_for_all(OWN_MARK).map(drop), rules::show().map(drop)),
         loopback(&Loopback::choose(CongestionControl::Auto)),
         kernel_smc(&modules),
         devices(),
-        hardware(&rdma::devices(), verbs::available().map_err(|why| why.to_string())),
+        hardware(&rdma_devices, verbs::available().map_err(|why| why.to_string())),
         ports_of_dpdk(roce::dpdk::version().map_err(|why| why.to_string()), is_privileged()),
         packet_sockets(try_packet_socket()),
         roce_port(&modules),
@@ -134,7 +138,7 @@ pub fn examine() -> Vec<Finding> {
         priority::finding(&priority::Tried::on_this_host()),
         copies::finding(Copies::measure(), spacing::try_it()),
         descriptor_limit(descriptors.current, descriptors.maximum),
-        memory_lock(getrlimit(Resource::Memlock).current),
+        memory_lock(getrlimit(Resource::Memlock).current, &rdma_devices, has_no_limit),
         confinement(confine::possible()),
     ]
 }
@@ -365,12 +369,28 @@ fn descriptor_limit(current: Option<u64>, maximum: Option<u64>) -> Finding {
     }
 }
 
-fn memory_lock(limit: Option<u64>) -> Finding {
-    let found = match limit {
-        None => "no limit on locked memory".to_owned(),
-        Some(bytes) => format!("{bytes} bytes may be locked; the soft RNIC locks none"),
-    };
-    Finding::ok("memory-lock", found)
+/// Whether RNICs of kind `verbs` can register memory. `has_no_limit` says that this process has the
+/// capability to lock more than the limit.
+fn memory_lock(limit: Option<u64>, devices: &[String], has_no_limit: bool) -> Finding {
+    let name = "memory-lock";
+    match limit {
+        None => Finding::ok(name, "no limit on locked memory"),
+        Some(_) if has_no_limit => {
+            Finding::ok(name, "no limit on locked memory for who has CAP_IPC_LOCK, as this process")
+        }
+        Some(bytes) if !devices.is_empty() && bytes < SEND_POOL_BYTES => {
+            let found = format!(
+                "{bytes} bytes may be locked; for RNICs of kind \"verbs\", smc.send_pool alone has \
+                 {SEND_POOL_BYTES} for each link"
+            );
+            let advice = "raise `ulimit -l`, or LimitMEMLOCK of the service, or give the gateway \
+                          CAP_IPC_LOCK";
+            Finding::warn(name, found, advice)
+        }
+        Some(bytes) => {
+            Finding::ok(name, format!("{bytes} bytes may be locked; RNICs in software lock none"))
+        }
+    }
 }
 
 /// What the gateway can give up once it has started.
@@ -402,6 +422,8 @@ const TRAIN_BYTES: usize = 3072;
 const RECEIVE_BUFFER_BYTES: u64 = 4 << 20;
 /// Listeners, RNICs, epoll, eBPF, standard streams.
 const DESCRIPTORS_OF_OUR_OWN: u64 = 64;
+/// The default of `smc.send_pool`.
+const SEND_POOL_BYTES: u64 = 32 << 20;
 /// The default of `limits.connections_max`.
 const CONNECTIONS_WANTED: u64 = 9000;
 
@@ -450,6 +472,20 @@ mod tests {
         assert!(usable.level == Level::Ok && usable.found.contains("mlx5_0"), "{usable:?}");
         let lost = hardware(&devices, missing());
         assert!(lost.level == Level::Warn && lost.found.contains("not there"), "{lost:?}");
+    }
+
+    /// With the usual limit an RNIC of hardware cannot be opened, and one in software can.
+    #[test]
+    fn too_little_memory_that_may_be_locked_is_said_where_there_are_rnics() {
+        let devices = ["mlx5_0".to_owned()];
+        let usual = Some(8 << 20);
+        let finding = memory_lock(usual, &devices, false);
+        assert!(finding.level == Level::Warn && finding.advice.contains("LimitMEMLOCK"));
+        assert!(finding.found.contains("33554432"), "{finding:?}");
+        assert_eq!(memory_lock(usual, &[], false).level, Level::Ok);
+        assert_eq!(memory_lock(usual, &devices, true).level, Level::Ok);
+        assert_eq!(memory_lock(Some(SEND_POOL_BYTES), &devices, false).level, Level::Ok);
+        assert_eq!(memory_lock(None, &devices, false).level, Level::Ok);
     }
 
     /// Operators who write `kind = "dpdk"` learn here what is missing for it, and others no alarm.

@@ -193,20 +193,22 @@ impl crate::Rnic for Rnic {
     }
 
     fn send_from(&mut self, memory: &Region) -> Result<(), Exhausted> {
-        assert!(self.send_memory.replace(memory.clone()).is_none(), "one pool, named once");
+        assert!(self.send_memory.is_none(), "one pool, named once");
+        let (device, _) = self.open.as_ref().ok_or(Exhausted)?;
+        // Each domain registers the pool, at the first contact with a peer. If the limit of locked
+        // memory forbids that, every rendezvous would fail. Whoever starts us can still be told.
+        register_pool(device, memory)?;
+        self.send_memory = Some(memory.clone());
         Ok(())
     }
 
     fn open_domain(&mut self) -> Result<Domain, Exhausted> {
         let (device, _) = self.open.as_ref().ok_or(Exhausted)?;
         let memory = self.send_memory.clone().expect("send_from comes first");
-        let domain = ProtectionDomain::new(&device.context).map_err(|_| Exhausted)?;
-        let known_as = memory.address();
-        let pool = MemoryRegion::new(&domain, Box::new(memory.pin()), Access::Local, known_as);
-        let pool = pool.map_err(|_| Exhausted)?;
+        let protection = register_pool(device, &memory)?;
         let number = Domain(self.domains_opened);
         self.domains_opened = self.domains_opened.checked_add(1).ok_or(Exhausted)?;
-        self.domains.insert(number, Arc::new(Protection { domain, pool }));
+        self.domains.insert(number, Arc::new(protection));
         Ok(number)
     }
 
@@ -289,6 +291,14 @@ impl crate::Opening for Opening {
         self.shared.connect(Connect { pair, peer, progress })?;
         Ok(self.qp)
     }
+}
+
+/// A new domain, in which the memory that leases are cut from is registered.
+fn register_pool(device: &Device, memory: &Region) -> Result<Protection, Exhausted> {
+    let domain = ProtectionDomain::new(&device.context).map_err(|_| Exhausted)?;
+    let known_as = memory.address();
+    let pool = MemoryRegion::new(&domain, Box::new(memory.pin()), Access::Local, known_as);
+    Ok(Protection { domain, pool: pool.map_err(|_| Exhausted)? })
 }
 
 /// Whether the host has a route between the two ports now.

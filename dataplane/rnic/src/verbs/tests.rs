@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smcr_memory::Region;
 
 use super::*;
-use crate::{Event, Rnic as _};
+use crate::{Event, Exhausted, Rnic as _};
 
 /// A device of its own, opened. `host` is the end of its address.
 fn open_device(host: u8) -> (String, Rnic, Fabric) {
@@ -37,6 +38,20 @@ fn events_of_another_port_are_not_ours() {
     assert_eq!(next_event(&mut rnic, MOMENT), None, "ours is still down");
     rdma_core_fake::report_of_port(&device, 1, PORT_ACTIVE);
     assert_eq!(next_event(&mut rnic, PATIENCE), Some(Event::Up));
+}
+
+/// With the `ulimit -l` of most hosts the gateway started, and then declined every connection.
+#[test]
+fn memory_that_may_not_be_locked_is_noticed_at_the_start() {
+    let (device, mut rnic, _fabric) = open_device(4);
+    rdma_core_fake::limit_registrations(&device, 8_191);
+    assert_eq!(rnic.send_from(&Region::new(8_192).unwrap()), Err(Exhausted));
+    // Nothing was changed, so less is possible, and is registered in domains only.
+    rnic.send_from(&Region::new(4_096).unwrap()).unwrap();
+    assert_eq!(rdma_core_fake::census(&device)["registrations"], 0);
+    assert_eq!(rdma_core_fake::census(&device)["domains"], 0);
+    rnic.open_domain().unwrap();
+    assert_eq!(rdma_core_fake::census(&device)["registrations"], 1);
 }
 
 /// The numbers that the headers of libibverbs give these.
