@@ -60,6 +60,8 @@ pub(super) struct Device {
     pub(super) gid_index: u8,
     /// The index that the operator wants.
     wanted: Option<u32>,
+    /// The largest path MTU that the operator allows.
+    mtu_max: Option<Mtu>,
     /// The port has no GID that we could use.
     is_lost: bool,
 }
@@ -102,11 +104,22 @@ impl Device {
         let gids = context.gids(number).map_err(refuses)?;
         let (gid, mac, gid_index) =
             address(&gids, config.gid_index, None).map_err(|cause| fail(cause.into()))?;
-        let mtu = config.mtu_max.map_or(Mtu(state.mtu), |most| most.min(Mtu(state.mtu)));
-        let port = Port { gid, mac, mtu };
+        let (wanted, mtu_max) = (config.gid_index, config.mtu_max);
+        let port = Port { gid, mac, mtu: at_most(mtu_max, Mtu(state.mtu)) };
         let limits = context.limits().map_err(refuses)?;
-        let wanted = config.gid_index;
-        Ok(Self { context, limits, number, port, gid_index, wanted, is_lost: false })
+        Ok(Self { context, limits, number, port, gid_index, wanted, mtu_max, is_lost: false })
+    }
+
+    /// Reads the path MTU of the port again. It follows the MTU of the network device, which may be
+    /// changed at any time, and the driver does not always report that.
+    pub(super) fn look_at_mtu(&mut self) {
+        // A device that does not answer goes, and that is reported.
+        let Ok(state) = self.context.port(self.number) else { return };
+        // While the network device is being taken away, the code is none that has a size.
+        let mtu = Mtu(state.mtu);
+        if mtu.bytes().is_some() {
+            self.port.mtu = at_most(self.mtu_max, mtu);
+        }
     }
 
     /// Reads the table of GIDs again, and keeps the address if it is still there.
@@ -129,6 +142,11 @@ impl Device {
             (false, false) => Change::None,
         }
     }
+}
+
+/// The path MTU of a port, unless the operator wants a smaller one.
+fn at_most(most: Option<Mtu>, mtu: Mtu) -> Mtu {
+    most.map_or(mtu, |most| most.min(mtu))
 }
 
 /// The address to use, and its index: that of `current`, if the operator wants no index and the

@@ -122,6 +122,14 @@ impl Rnic {
         }
     }
 
+    /// Announces from now on the path MTU that the port has now.
+    fn look_at_mtu(&mut self) {
+        if let Some((device, _)) = &mut self.open {
+            device.look_at_mtu();
+            self.port = device.port;
+        }
+    }
+
     /// A place in a completion queue, which may be a new one.
     fn moor(&mut self) -> Result<(Arc<CompletionQueue>, Berth), Exhausted> {
         let (device, channel) = self.open.as_ref().ok_or(Exhausted)?;
@@ -182,7 +190,8 @@ impl crate::Rnic for Rnic {
                     let Some(event) = self.look_at_gids() else { continue };
                     return Some(event);
                 }
-                Event::Up | Event::Down | Event::Suspicion(_) => {}
+                Event::Up => self.look_at_mtu(),
+                Event::Down | Event::Suspicion(_) => {}
             }
             return Some(event);
         }
@@ -238,6 +247,8 @@ impl crate::Rnic for Rnic {
 
     fn open_for(&mut self, domain: Domain, messages: Messages) -> Result<Opening, Exhausted> {
         let protection = self.protection(domain)?;
+        // The peer is told an MTU with the queue pair's address: it must be that of now.
+        self.look_at_mtu();
         let (completions, berth) = self.moor()?;
         let plan = plan_for(messages);
         let memory = Region::new(memory_len(plan)).map_err(|_| Exhausted)?;

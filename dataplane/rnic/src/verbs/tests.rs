@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smcr_memory::Region;
+use smcr_proto::Mtu;
 
 use super::*;
-use crate::{Event, Exhausted, Rnic as _};
+use crate::{Event, Exhausted, Opening as _, Rnic as _};
 
 /// A device of its own, opened. `host` is the end of its address.
 fn open_device(host: u8) -> (String, Rnic, Fabric) {
@@ -38,6 +39,39 @@ fn events_of_another_port_are_not_ours() {
     assert_eq!(next_event(&mut rnic, MOMENT), None, "ours is still down");
     rdma_core_fake::report_of_port(&device, 1, PORT_ACTIVE);
     assert_eq!(next_event(&mut rnic, PATIENCE), Some(Event::Up));
+}
+
+/// An operator raised the MTU of the network device, or lowered it: queue pairs went on with the
+/// path MTU of the start, which loses every full packet if it is too large.
+#[test]
+fn the_path_mtu_is_that_of_now() {
+    let (device, mut rnic, _fabric) = open_device(2);
+    rnic.send_from(&Region::new(4_096).unwrap()).unwrap();
+    let domain = rnic.open_domain().unwrap();
+    assert_eq!(rnic.port().mtu, Mtu::B1024);
+    rdma_core_fake::set_mtu(&device, Mtu::B4096.0.into());
+    let opening = rnic.open(domain).unwrap();
+    assert_eq!((opening.address().mtu, rnic.port().mtu), (Mtu::B4096, Mtu::B4096));
+    rdma_core_fake::set_mtu(&device, Mtu::B512.0.into());
+    rdma_core_fake::report(&device, PORT_ACTIVE);
+    assert_eq!(next_event(&mut rnic, PATIENCE), Some(Event::Up));
+    assert_eq!(rnic.port().mtu, Mtu::B512);
+    // A network device that is being taken away has none.
+    rdma_core_fake::set_mtu(&device, 0);
+    assert_eq!(rnic.open(domain).unwrap().address().mtu, Mtu::B512);
+}
+
+/// The operator's limit holds whatever the port has.
+#[test]
+fn a_path_mtu_that_grows_stays_below_the_limit() {
+    let device = rdma_core_fake::device([127, 33, 0, 3]);
+    let config = Config { mtu_max: Some(Mtu::B2048), ..Config::on(&device) };
+    let (mut rnic, _fabric) = open_with(rdma_core_fake::library(), &config).unwrap();
+    assert_eq!(rnic.port().mtu, Mtu::B1024);
+    rdma_core_fake::set_mtu(&device, Mtu::B4096.0.into());
+    rdma_core_fake::report(&device, PORT_ACTIVE);
+    assert_eq!(next_event(&mut rnic, PATIENCE), Some(Event::Up));
+    assert_eq!(rnic.port().mtu, Mtu::B2048);
 }
 
 /// With the `ulimit -l` of most hosts the gateway started, and then declined every connection.
