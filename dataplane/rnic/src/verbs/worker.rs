@@ -206,8 +206,16 @@ impl Shared {
             if self.halves.load(Ordering::Acquire) == 0 {
                 return;
             }
+            match &device {
+                Some(watched) => watched.wait_beside(&self.work),
+                None => {
+                    // An interrupted call is made again: there is no job then.
+                    let _ = poll(&mut [PollFd::new(&self.work, PollFlags::IN)], None);
+                }
+            }
+            // Before we look at what it may be about: a signal that comes later is for later.
+            let _ = rustix::io::read(&self.work, &mut [0; 8]);
             if let Some(watched) = &device {
-                watched.wait_beside(&self.work);
                 let (events, is_gone) = watched.look();
                 let is_gone = is_gone || self.condemned.load(Ordering::Acquire);
                 events.into_iter().for_each(|event| self.events.push(event));
@@ -220,11 +228,7 @@ impl Shared {
                 if !self.events.is_empty() {
                     signal(&self.reports);
                 }
-            } else {
-                // An interrupted call is made again: there is no job then.
-                let _ = poll(&mut [PollFd::new(&self.work, PollFlags::IN)], None);
             }
-            let _ = rustix::io::read(&self.work, &mut [0; 8]);
         }
     }
 }
@@ -341,4 +345,31 @@ mod tests {
         shared.leave();
         shared.leave();
     }
+
+    /// The poller found that the device is dead just after the worker had looked for that, and the
+    /// worker then swallowed the signal: nobody was told, and the device stayed open.
+    #[test]
+    fn a_device_that_is_declared_dead_at_any_moment_is_given_up() {
+        let device = rdma_core_fake::device([127, 31, 0, 2]);
+        for round in 0..4_000 {
+            let context = Context::open(rdma_core_fake::library(), &device).unwrap();
+            let shared = Shared::start(&context, 1).unwrap();
+            // The worker wakes up for an event. Each round waits longer before the declaration.
+            rdma_core_fake::report(&device, PORT_ACTIVE);
+            (0..round % 500 * 10).for_each(|_| std::hint::spin_loop());
+            shared.condemn();
+            for attempt in 0.. {
+                if shared.is_gone() {
+                    break;
+                }
+                assert!(attempt < 5_000, "nobody was told in round {round}");
+                thread::sleep(std::time::Duration::from_micros(100));
+            }
+            shared.leave();
+            shared.leave();
+        }
+    }
+
+    /// The number that the headers of libibverbs give it.
+    const PORT_ACTIVE: i32 = 9;
 }
