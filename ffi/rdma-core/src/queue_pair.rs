@@ -1,5 +1,6 @@
 //! Reliable-connected queue pairs: from their creation to their end, and their receive queues.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::{fmt, io, mem, ptr};
@@ -254,17 +255,20 @@ impl QueuePair {
         let lkey = self.own.lkey();
         let mut buffers = [ibv_sge { addr: 0, length: 0, lkey: 0 }; RECEIVES_AT_ONCE];
         let mut requests = [NO_RECEIVE; RECEIVES_AT_ONCE];
-        let (first_buffer, first) = (buffers.as_mut_ptr(), requests.as_mut_ptr());
+        // The list has pointers to its elements. They stay valid while elements are written, as
+        // only cells allow.
+        let buffers = Cell::from_mut(&mut buffers[..]).as_slice_of_cells();
+        let requests = Cell::from_mut(&mut requests[..]).as_slice_of_cells();
         for (at, slot) in slots.iter().enumerate() {
             let addr = base + u64::from(*slot) * u64::from(self.plan.stride);
-            buffers[at] = ibv_sge { addr, length: self.plan.receive_len, lkey };
-            let next = if at == last { ptr::null_mut() } else { first.wrapping_add(at + 1) };
-            requests[at] = ibv_recv_wr {
+            buffers[at].set(ibv_sge { addr, length: self.plan.receive_len, lkey });
+            let next = if at == last { ptr::null_mut() } else { requests[at + 1].as_ptr() };
+            requests[at].set(ibv_recv_wr {
                 wr_id: identifier(self.token, slot | RECEIVE),
                 next,
-                sg_list: first_buffer.wrapping_add(at),
+                sg_list: buffers[at].as_ptr(),
                 num_sge: 1,
-            };
+            });
         }
         let mut rejected = ptr::null_mut();
         let post_recv = self.domain.context().post_recv();
@@ -273,7 +277,7 @@ impl QueuePair {
         // - a list of requests that ends with null, valid until it returns: live locals;
         // - buffers that the NIC may write until the entry: they are part of `own`, which the
         //   assertion in `new` checked, and which is deregistered after the queue pair has ended.
-        check(unsafe { post_recv(self.raw(), first, &raw mut rejected) })
+        check(unsafe { post_recv(self.raw(), requests[0].as_ptr(), &raw mut rejected) })
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_qp {

@@ -133,7 +133,7 @@ impl<L: Lent> SendQueue<L> {
     pub fn push(&mut self, body: Body<L>, tag: u64) {
         assert!(self.room() > 0, "the caller keeps within the room");
         let number = self.first + self.held.len() as u64;
-        let at = self.place(number);
+        let at = place(number, self.requests.len());
         let mut request = NO_REQUEST;
         request.num_sge = 1;
         request.opcode = IBV_WR_SEND;
@@ -190,19 +190,23 @@ impl<L: Lent> SendQueue<L> {
     pub fn ring(&mut self) -> Result<(), Refused> {
         let end = self.first + self.held.len() as u64;
         let Some(pair) = self.pair.as_ref().filter(|_| self.posted < end) else { return Ok(()) };
+        let depth = self.requests.len();
+        // From here to the call both boxes are reached by these pointers only: an access by the box
+        // itself would end what the pointers in the list may do.
         let (requests, pieces) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
         for number in self.posted..end {
-            let at = self.place(number);
+            let (at, next) = (place(number, depth), place(number + 1, depth));
             let is_last = number + 1 == end;
-            let next = self.place(number + 1);
-            let request = &mut self.requests[at];
+            // SAFETY: the reference asks for an element that exists and that nobody else uses: `at`
+            // is below the length, and the loop has no other reference.
+            let request = unsafe { &mut *requests.wrapping_add(at) };
             request.sg_list = pieces.wrapping_add(at);
             request.next = if is_last { ptr::null_mut() } else { requests.wrapping_add(next) };
             if is_last {
                 request.send_flags |= IBV_SEND_SIGNALED;
             }
         }
-        let head = requests.wrapping_add(self.place(self.posted));
+        let head = requests.wrapping_add(place(self.posted, depth));
         let mut rejected: *mut ibv_send_wr = ptr::null_mut();
         let post_send = pair.post_send();
         // SAFETY: `ibv_post_send` asks for
@@ -220,7 +224,7 @@ impl<L: Lent> SendQueue<L> {
         }
         // Those before the rejected one are posted. If the driver names none of ours, any of them
         // may be with the NIC: LENT.
-        let is_rejected = |number: &u64| requests.wrapping_add(self.place(*number)) == rejected;
+        let is_rejected = |number: &u64| requests.wrapping_add(place(*number, depth)) == rejected;
         self.posted = (self.posted..end).find(is_rejected).unwrap_or(end);
         Err(Refused)
     }
@@ -297,10 +301,6 @@ impl<L: Lent> SendQueue<L> {
         assert!(self.first <= self.posted);
         Some(oldest)
     }
-
-    fn place(&self, number: u64) -> usize {
-        usize::try_from(number % self.requests.len() as u64).expect("an index")
-    }
 }
 
 impl<L: Lent> Drop for SendQueue<L> {
@@ -318,6 +318,11 @@ impl<L: Lent> fmt::Debug for SendQueue<L> {
         let numbers = (self.first, self.ended, self.posted, self.held.len());
         f.debug_tuple("SendQueue").field(&numbers).finish()
     }
+}
+
+/// Where a request lies in a queue that holds `depth` of them.
+fn place(number: u64, depth: usize) -> usize {
+    usize::try_from(number % depth as u64).expect("an index")
 }
 
 const NO_REQUEST: ibv_send_wr = ibv_send_wr {
