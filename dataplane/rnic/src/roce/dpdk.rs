@@ -143,7 +143,11 @@ impl Dpdk {
         self.now = now;
         if self.link_seen.is_none_or(|seen| now.since(seen) >= LINK_INTERVAL) {
             self.link_seen = Some(now);
-            self.link = self.port.as_mut().map_or(Link::Gone, Port::link);
+            let link = self.port.as_mut().map_or(Link::Gone, Port::link);
+            let before = std::mem::replace(&mut self.link, link);
+            if link == Link::Up && before != Link::Up {
+                self.neighbours.doubt_all();
+            }
         }
     }
 
@@ -385,6 +389,31 @@ mod tests {
         turn_until(&mut now, &mut wires, |wires| wires[0].link() != Link::Up);
         let sent = wires[0].send(now, &bytes, &offered);
         assert_eq!((sent.runs, sent.refused), (4, 4));
+    }
+
+    /// A peer that restarts has another Ethernet address. We sent to the old one for half a minute.
+    #[test]
+    fn a_peer_that_restarts_is_found_under_its_new_ethernet_address() {
+        let peer = IpAddr::from([10, 9, 0, 8]);
+        let (_here, a) = nic(7, None);
+        let (there, b) = nic(8, None);
+        let mut now = Instant::default();
+        let mut wires = vec![a.into_wire(), b.into_wire()];
+        let both_up = |wires: &mut [Dpdk]| wires.iter().all(|wire| wire.link() == Link::Up);
+        turn_until(&mut now, &mut wires, both_up);
+        let knows = |mac: MacAddress| {
+            move |wires: &mut [Dpdk]| {
+                let now = wires[0].now;
+                wires[0].neighbours.find(now, peer) == Some(mac)
+            }
+        };
+        turn_until(&mut now, &mut wires, knows(there.port().mac));
+        drop(wires.pop());
+        turn_until(&mut now, &mut wires, |wires| wires[0].link() != Link::Up);
+        let (restarted, b) = nic(8, None);
+        assert_ne!(restarted.port().mac, there.port().mac);
+        wires.push(b.into_wire());
+        turn_until(&mut now, &mut wires, knows(restarted.port().mac));
     }
 
     /// Whoever is not told that a port has lost its other end sends to nobody until retries end;

@@ -56,6 +56,8 @@ pub(super) struct Neighbours {
 struct Known {
     mac: MacAddress,
     since: Instant,
+    /// Something says that it may have changed since.
+    is_doubtful: bool,
 }
 
 impl Neighbours {
@@ -73,7 +75,8 @@ impl Neighbours {
     pub(super) fn find(&mut self, now: Instant, target: IpAddr) -> Option<MacAddress> {
         let hop = self.home.next_hop(target)?;
         let known = self.known.get(&hop).copied();
-        let is_fresh = known.is_some_and(|known| now.since(known.since) < FRESH);
+        let is_fresh =
+            known.is_some_and(|known| now.since(known.since) < FRESH && !known.is_doubtful);
         if !is_fresh {
             self.ask(now, hop);
         }
@@ -105,6 +108,19 @@ impl Neighbours {
         self.outbox.push_back(question);
     }
 
+    /// Asks everybody again before long: behind a link that was down there may be somebody else.
+    pub(super) fn doubt_all(&mut self) {
+        self.known.values_mut().for_each(|known| known.is_doubtful = true);
+    }
+
+    /// Asks `sender` again before long if we know it under another Ethernet address than `mac`: it
+    /// may have restarted. Until it answers, the old one serves: `mac` may be a lie.
+    fn doubt_unless(&mut self, sender: IpAddr, mac: MacAddress) {
+        if let Some(known) = self.known.get_mut(&sender) {
+            known.is_doubtful |= known.mac != mac;
+        }
+    }
+
     /// The next frame to send.
     pub(super) fn poll_frame(&mut self) -> Option<Vec<u8>> {
         self.outbox.pop_front()
@@ -121,17 +137,9 @@ impl Neighbours {
         let was_asked = self.asked.get(&news.sender).is_some_and(|a| now.since(*a) < ANSWER_WAIT);
         let is_valid = news.mac.0[0] & 1 == 0 && news.mac.0 != [0; 6];
         match news.kind {
-            Kind::Question if self.answers && is_valid && self.outbox.len() < OUTBOX_MAX => {
-                let answer = match (self.home.address, news.sender) {
-                    (IpAddr::V4(own), IpAddr::V4(asker)) => {
-                        arp(REPLY, (news.mac, news.mac), (self.home.mac, own), asker)
-                    }
-                    (IpAddr::V6(own), IpAddr::V6(asker)) => {
-                        advertisement((self.home.mac, own), (news.mac, asker))
-                    }
-                    _ => unreachable!("what was read is of the family of our address"),
-                };
-                self.outbox.push_back(answer);
+            Kind::Question if is_valid => {
+                self.doubt_unless(news.sender, news.mac);
+                self.answer(news);
             }
             Kind::Answer if is_valid && was_asked => {
                 self.asked.remove(&news.sender);
@@ -139,11 +147,29 @@ impl Neighbours {
                     self.known.retain(|_, known| now.since(known.since) < FRESH);
                 }
                 if self.known.len() < NEIGHBOURS_MAX || self.known.contains_key(&news.sender) {
-                    self.known.insert(news.sender, Known { mac: news.mac, since: now });
+                    let known = Known { mac: news.mac, since: now, is_doubtful: false };
+                    self.known.insert(news.sender, known);
                 }
             }
             Kind::Question | Kind::Answer => {}
         }
+    }
+
+    /// Tells our Ethernet address to who has asked for it.
+    fn answer(&mut self, question: News) {
+        if !self.answers || self.outbox.len() >= OUTBOX_MAX {
+            return;
+        }
+        let answer = match (self.home.address, question.sender) {
+            (IpAddr::V4(own), IpAddr::V4(asker)) => {
+                arp(REPLY, (question.mac, question.mac), (self.home.mac, own), asker)
+            }
+            (IpAddr::V6(own), IpAddr::V6(asker)) => {
+                advertisement((self.home.mac, own), (question.mac, asker))
+            }
+            _ => unreachable!("what was read is of the family of our address"),
+        };
+        self.outbox.push_back(answer);
     }
 }
 
@@ -432,6 +458,54 @@ mod tests {
             Some(ip("8.8.8.8"))
         );
         assert_eq!(home.next_hop(ip("fd00::1")), None);
+    }
+
+    /// `a`, which knows `there` as the one with Ethernet address 2.
+    fn acquainted(here: &str, there: &str) -> Neighbours {
+        let (mut a, mut b) = (Neighbours::new(home(1, here)), Neighbours::new(home(2, there)));
+        assert_eq!(a.find(at(0), ip(there)), None);
+        b.handle(at(0), &a.poll_frame().expect("it asks"));
+        a.handle(at(0), &b.poll_frame().expect("it answers"));
+        assert_eq!(a.find(at(1), ip(there)), Some(MacAddress([2, 0, 0, 0, 0, 2])));
+        a
+    }
+
+    /// A peer that restarts may have another Ethernet address, and asks for ours before it sends.
+    /// We answered, and went on to send to its old address for half a minute. What its question
+    /// says is no proof, though: only an answer to a question of ours is believed.
+    #[test]
+    fn a_neighbour_that_asks_from_another_ethernet_address_is_asked_for_it() {
+        for (here, there) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            for really in [3, 2] {
+                let mut a = acquainted(here, there);
+                let mut newcomer = Neighbours::new(home(3, there));
+                assert_eq!(newcomer.find(at(1_000), ip(here)), None);
+                a.handle(at(1_000), &newcomer.poll_frame().unwrap());
+                assert_eq!(a.poll_frame().expect("it answers")[..6], [2, 0, 0, 0, 0, 3]);
+                let old = Some(MacAddress([2, 0, 0, 0, 0, 2]));
+                assert_eq!(a.find(at(1_001), ip(there)), old, "it may be a lie");
+                let question = a.poll_frame().expect("it asks at once");
+                let mut owner = Neighbours::new(home(really, there));
+                owner.handle(at(1_002), &question);
+                a.handle(at(1_002), &owner.poll_frame().unwrap());
+                let now = Some(MacAddress([2, 0, 0, 0, 0, really]));
+                assert_eq!(a.find(at(1_003), ip(there)), now);
+                assert_eq!(a.poll_frame(), None, "it knows again");
+            }
+        }
+    }
+
+    /// Behind a link that was down there may be somebody else.
+    #[test]
+    fn after_the_link_was_down_everybody_is_asked_again() {
+        let mut a = acquainted("10.0.0.1", "10.0.0.2");
+        a.doubt_all();
+        assert!(a.find(at(1_000), ip("10.0.0.2")).is_some() && a.poll_frame().is_some());
+        let mut restarted = Neighbours::new(home(3, "10.0.0.2"));
+        assert_eq!(a.find(at(1_200), ip("10.0.0.2")), Some(MacAddress([2, 0, 0, 0, 0, 2])));
+        restarted.handle(at(1_200), &a.poll_frame().expect("nobody has answered"));
+        a.handle(at(1_200), &restarted.poll_frame().unwrap());
+        assert_eq!(a.find(at(1_201), ip("10.0.0.2")), Some(MacAddress([2, 0, 0, 0, 0, 3])));
     }
 
     #[test]

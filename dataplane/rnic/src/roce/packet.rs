@@ -314,7 +314,11 @@ impl Packet {
         self.now = now;
         if self.link_seen.is_none_or(|seen| now.since(seen) >= LINK_INTERVAL) {
             self.link_seen = Some(now);
-            self.link = self.device.link();
+            let link = self.device.link();
+            let before = std::mem::replace(&mut self.link, link);
+            if link == Link::Up && before != Link::Up {
+                self.neighbours.iter_mut().for_each(Neighbours::doubt_all);
+            }
         }
     }
 
