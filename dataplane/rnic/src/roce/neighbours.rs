@@ -141,6 +141,7 @@ impl Neighbours {
                 self.doubt_unless(news.sender, news.mac);
                 self.answer(news);
             }
+            Kind::Probe => self.answer(news),
             Kind::Answer if is_valid && was_asked => {
                 self.asked.remove(&news.sender);
                 if self.known.len() >= NEIGHBOURS_MAX {
@@ -165,7 +166,14 @@ impl Neighbours {
                 arp(REPLY, (question.mac, question.mac), (self.home.mac, own), asker)
             }
             (IpAddr::V6(own), IpAddr::V6(asker)) => {
-                advertisement((self.home.mac, own), (question.mac, asker))
+                let own = (self.home.mac, own);
+                match question.kind {
+                    // It has no address yet to which an answer could go.
+                    Kind::Probe => advertisement(own, ALL_NODES, [OVERRIDE, 0, 0, 0]),
+                    Kind::Question | Kind::Answer => {
+                        advertisement(own, (question.mac, asker), [SOLICITED | OVERRIDE, 0, 0, 0])
+                    }
+                }
             }
             _ => unreachable!("what was read is of the family of our address"),
         };
@@ -185,6 +193,8 @@ struct News {
 enum Kind {
     /// The sender wants to know our Ethernet address.
     Question,
+    /// The sender wants our address if nobody has it.
+    Probe,
     /// The sender tells its own.
     Answer,
 }
@@ -235,10 +245,13 @@ fn solicitation(mac: MacAddress, own: Ipv6Addr, hop: Ipv6Addr) -> Vec<u8> {
     discovery((mac, own), (to, group), SOLICITATION, [0; 4], (hop, SOURCE_OPTION))
 }
 
-/// Tells `asker` our Ethernet address.
-fn advertisement(own: (MacAddress, Ipv6Addr), asker: (MacAddress, Ipv6Addr)) -> Vec<u8> {
-    // Asked for, and to replace what was known.
-    discovery(own, asker, ADVERTISEMENT, [0x60, 0, 0, 0], (own.1, TARGET_OPTION))
+/// Tells `to` our Ethernet address.
+fn advertisement(
+    own: (MacAddress, Ipv6Addr),
+    to: (MacAddress, Ipv6Addr),
+    flags: [u8; 4],
+) -> Vec<u8> {
+    discovery(own, to, ADVERTISEMENT, flags, (own.1, TARGET_OPTION))
 }
 
 fn discovery(
@@ -275,7 +288,7 @@ fn read_discovery(frame: &[u8], own: Ipv6Addr) -> Option<News> {
     let body = body.get(..usize::from(u16::from_be_bytes([ip[4], ip[5]])))?;
     // The largest number of hops shows that no router has forwarded it.
     let is_near = ip[6..8] == [ICMPV6, NEIGHBOUR_HOPS];
-    if frame[12..14] != IPV6.to_be_bytes() || !is_near || body.len() < 32 || body[1] != 0 {
+    if frame[12..14] != IPV6.to_be_bytes() || !is_near || body.len() < 24 || body[1] != 0 {
         return None;
     }
     let source = Ipv6Addr::from(*ip[8..].first_chunk::<16>()?);
@@ -290,7 +303,12 @@ fn read_discovery(frame: &[u8], own: Ipv6Addr) -> Option<News> {
         (*kind == [wanted, 1]).then_some(MacAddress(*mac))
     };
     match body[0] {
-        SOLICITATION if about == own && !source.is_unspecified() => {
+        // Who probes has no address, so it names no Ethernet address either (RFC 4861 7.1.1).
+        SOLICITATION if about == own && source.is_unspecified() => {
+            let is_valid = target.is_multicast() && option(SOURCE_OPTION).is_none();
+            is_valid.then_some(News { kind: Kind::Probe, sender: source.into(), mac: NOBODY })
+        }
+        SOLICITATION if about == own => {
             let mac = option(SOURCE_OPTION)?;
             Some(News { kind: Kind::Question, sender: source.into(), mac })
         }
@@ -328,6 +346,13 @@ const ICMPV6: u8 = 58;
 const NEIGHBOUR_HOPS: u8 = 255;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
+/// In the first byte of the flags: it answers a question of its receiver.
+const SOLICITED: u8 = 0x40;
+/// In the first byte of the flags: it replaces what was known.
+const OVERRIDE: u8 = 0x20;
+/// Everybody on the link.
+const ALL_NODES: (MacAddress, Ipv6Addr) =
+    (MacAddress([0x33, 0x33, 0, 0, 0, 1]), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
 const SOURCE_OPTION: u8 = 1;
 const TARGET_OPTION: u8 = 2;
 
@@ -506,6 +531,50 @@ mod tests {
         restarted.handle(at(1_200), &a.poll_frame().expect("nobody has answered"));
         a.handle(at(1_200), &restarted.poll_frame().unwrap());
         assert_eq!(a.find(at(1_201), ip("10.0.0.2")), Some(MacAddress([2, 0, 0, 0, 0, 3])));
+    }
+
+    /// The probe of a host that wants to know whether its new address is free, with these options.
+    fn probe(address: &str, options: &[u8]) -> Vec<u8> {
+        let address: Ipv6Addr = address.parse().unwrap();
+        let [.., a, b, c] = address.octets();
+        let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);
+        let mut body = vec![SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
+        body.extend(address.octets());
+        body.extend(options);
+        let source = Ipv6Addr::UNSPECIFIED;
+        let sum = checksum_over_ipv6(source, group, ICMPV6, (&body, &[]));
+        body[2..4].copy_from_slice(&sum.to_be_bytes());
+        let mut frame = vec![0x33, 0x33, 0xff, a, b, c, 2, 0, 0, 0, 0, 9, 0x86, 0xdd];
+        frame.extend([0x60, 0, 0, 0, 0, u8::try_from(body.len()).unwrap(), ICMPV6, 255]);
+        frame.extend([source.octets(), group.octets()].concat());
+        frame.extend(body);
+        frame
+    }
+
+    /// Another host took our address as its own: it probed whether somebody has it, and we said
+    /// nothing. It has no address yet, so the answer goes to all (RFC 4861 7.2.4).
+    #[test]
+    fn who_wants_our_address_learns_that_it_is_taken() {
+        // Linux adds a nonce.
+        for options in [&[][..], &[14, 1, 1, 2, 3, 4, 5, 6]] {
+            let mut a = Neighbours::new(home(1, "fd00::1"));
+            a.handle(at(0), &probe("fd00::1", options));
+            let answer = a.poll_frame().expect("it answers");
+            assert_eq!(answer[..6], [0x33, 0x33, 0, 0, 0, 1]);
+            let target = Ipv6Addr::from(*answer[38..].first_chunk::<16>().unwrap());
+            assert_eq!(target, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+            assert_eq!(answer[58], 0x20, "nobody with an address has asked: it is no answer");
+            let news = read_discovery(&answer, "fd00::9".parse().unwrap()).expect("it is valid");
+            assert_eq!((news.kind, news.sender), (Kind::Answer, ip("fd00::1")));
+            a.handle(at(0), &probe("fd00::2", options));
+            assert_eq!(a.poll_frame(), None, "another address");
+        }
+        let mut a = Neighbours::new(home(1, "fd00::1"));
+        a.handle(at(0), &probe("fd00::1", &[SOURCE_OPTION, 1, 2, 0, 0, 0, 0, 9]));
+        assert_eq!(a.poll_frame(), None, "who has no address names none");
+        let mut beside = Neighbours::beside_kernel(home(1, "fd00::1"));
+        beside.handle(at(0), &probe("fd00::1", &[]));
+        assert_eq!(beside.poll_frame(), None, "the kernel does it");
     }
 
     #[test]
