@@ -200,6 +200,8 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
     struct rte_eth_conf conf = {
         .rxmode = {.mtu = mtu, .offloads = info.rx_offload_capa & RTE_ETH_RX_OFFLOAD_IPV4_CKSUM},
         .txmode = {.offloads = info.tx_offload_capa & RTE_ETH_TX_OFFLOAD_IPV4_CKSUM},
+        // Only then do drivers of hardware that can be pulled out tell `on_event`.
+        .intr_conf = {.rmv = (*info.dev_flags & RTE_ETH_DEV_INTR_RMV) != 0},
     };
     port->sums_ipv4 = conf.txmode.offloads != 0;
     *step = "it refuses its configuration";
@@ -293,9 +295,12 @@ static int on_interrupt_thread(uint16_t id, void (*work)(void *)) {
 static void close_port(struct port *port) {
     rte_pktmbuf_free_bulk(port->received, port->received_len);
     rte_pktmbuf_free_bulk(port->vacant, port->vacant_len);
-    rte_eth_dev_callback_unregister(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
+    // A callback is not unregistered while it runs, and would have a port that was freed then.
+    while (rte_eth_dev_callback_unregister(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port) ==
+           -EAGAIN) {
+        rte_pause();
+    }
     if (port->device != NULL) {
-        // Not while it runs: then it is called again.
         while (rte_dev_event_callback_unregister(rte_dev_name(port->device), on_device_event, port) ==
                -EAGAIN) {
             rte_pause();
@@ -467,6 +472,11 @@ static int link_state(struct port *port) {
         return -1;
     }
     bool is_up = status == 0 && link.link_status == RTE_ETH_LINK_UP;
+    // Drivers that do not notice a removal by themselves look for it when they are asked, which may
+    // take a system call. Without its device a port has no link.
+    if (!is_up && rte_eth_dev_is_removed(port->id) == 1) {
+        return -1;
+    }
     if (is_up) {
         port->seek_in = 0;
     } else if (port->seeks && port->seek_in-- == 0) {
