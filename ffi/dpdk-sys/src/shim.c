@@ -314,6 +314,12 @@ static void close_port(struct port *port) {
     free(port);
 }
 
+// Gives up a device that has no port which we could close. Otherwise nobody could open it again.
+static void give_back(const char *name) {
+    // Only PCI addresses have colons.
+    rte_eal_hotplug_remove(strchr(name, ':') != NULL ? "pci" : "vdev", name);
+}
+
 // Opens `device`: what EAL takes behind --vdev, or a PCI address. `name` is the part before the
 // first comma, `vlan` the VLAN that the port is in, or 0. Returns 0 or an errno, and says in `step`
 // what failed.
@@ -328,6 +334,7 @@ static int open_port(const char *device, const char *name, uint16_t mtu_wanted, 
     struct port *port = calloc(1, sizeof *port);
     if (port == NULL) {
         *step = "no memory";
+        give_back(name);
         return ENOMEM;
     }
     port->vlan = vlan;
@@ -335,6 +342,7 @@ static int open_port(const char *device, const char *name, uint16_t mtu_wanted, 
     status = rte_eth_dev_get_port_by_name(name, &port->id);
     if (status != 0) {
         free(port);
+        give_back(name);
         return -status;
     }
     port->seeks = strncmp(name, "net_memif", 9) == 0 && strstr(device, "role=server") == NULL &&
