@@ -68,6 +68,18 @@ pub struct Figures {
     pub without_buffer: u64,
 }
 
+/// What a port is to be like. Zero is no wish.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// The MTU in bytes.
+    pub mtu: u16,
+    /// The VLAN that it is in.
+    pub vlan: u16,
+    /// The Ethernet address of the group in which neighbours look for its IPv6 address.
+    pub group: [u8; 6],
+}
+
 /// The functions of the shim. Status is 0 or an errno, unless it says otherwise.
 #[repr(C)]
 #[derive(Debug)]
@@ -88,13 +100,12 @@ pub struct Table {
     pub enter_thread: unsafe extern "C" fn() -> c_int,
     /// Undoes `enter_thread`, on the same thread.
     pub leave_thread: unsafe extern "C" fn(),
-    /// Opens a device by its arguments and its name. A limit of 0 leaves the MTU alone; a VLAN of 0
-    /// is none. Says in the last argument what failed, by a string that lives for ever.
+    /// Opens a device by its arguments and its name. Says in the last argument what failed, by a
+    /// string that lives for ever.
     pub open_port: unsafe extern "C" fn(
         *const c_char,
         *const c_char,
-        u16,
-        u16,
+        *const Wishes,
         *mut *mut Port,
         *mut *const c_char,
     ) -> c_int,
@@ -118,7 +129,7 @@ pub struct Table {
 }
 
 /// The version of this interface. The shim has the same.
-pub const ABI: u32 = 2;
+pub const ABI: u32 = 3;
 /// The most frames of one burst.
 pub const BURST_MAX: usize = 64;
 
@@ -213,6 +224,7 @@ fn last_error() -> String {
 /// The shim's functions take and give these by address.
 const _: () = {
     assert!(size_of::<Frame>() == 16 && size_of::<Info>() == 44 && size_of::<Figures>() == 32);
+    assert!(size_of::<Wishes>() == 10);
     assert!(size_of::<Table>() == 8 + 13 * size_of::<*const c_void>());
 };
 

@@ -31,7 +31,7 @@
 #include <rte_mbuf.h>
 #include <rte_version.h>
 
-#define ABI 2
+#define ABI 3
 #define BURST_MAX 64
 // What DPDK's own programs ask for at once, so that every driver is used to it.
 #define RECEIVE_MAX 32
@@ -54,6 +54,14 @@
 struct frame {
     uint8_t *bytes;
     uint32_t len;
+};
+
+// What a port is to be like. Zero is no wish.
+struct wishes {
+    uint16_t mtu;
+    uint16_t vlan;
+    // The Ethernet address of the group in which neighbours look for its IPv6 address.
+    uint8_t group[6];
 };
 
 struct info {
@@ -173,9 +181,36 @@ static void on_device_event(const char *name, enum rte_dev_event_type type, void
     }
 }
 
+// Lets frames in that the port would filter: of its VLAN, and of the group of its IPv6 address. A
+// virtual function may not be allowed to receive the frames of all groups, and receives none of a
+// VLAN that it has not asked for. Returns 0 or a negative errno, and says in `step` what failed.
+static int let_in(struct port *port, const struct wishes *wishes, bool filters_vlans,
+                  const char **step) {
+    if (filters_vlans) {
+        *step = "it refuses its VLAN";
+        int status = rte_eth_dev_vlan_filter(port->id, port->vlan, 1);
+        if (status != 0) {
+            return status;
+        }
+    }
+    struct rte_ether_addr group;
+    memcpy(group.addr_bytes, wishes->group, sizeof wishes->group);
+    if (rte_is_zero_ether_addr(&group)) {
+        return 0;
+    }
+    int one = rte_eth_dev_set_mc_addr_list(port->id, &group, 1);
+    int all = rte_eth_allmulticast_enable(port->id);
+    // A driver that knows neither has no filter.
+    if (one == 0 || all == 0 || (one == -ENOTSUP && all == -ENOTSUP)) {
+        return 0;
+    }
+    *step = "it refuses multicast, by which neighbours look for its IPv6 address";
+    return one;
+}
+
 // Configures one queue in each direction and starts the port. Returns 0 or a negative errno, and
 // says in `step` what failed.
-static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
+static int set_up(struct port *port, const struct wishes *wishes, const char **step) {
     struct rte_eth_dev_info info;
     *step = "it does not describe itself";
     int status = rte_eth_dev_info_get(port->id, &info);
@@ -189,8 +224,8 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
     if (status != 0) {
         return status;
     }
-    if (mtu_wanted != 0) {
-        mtu = mtu_wanted < info.max_mtu ? mtu_wanted : info.max_mtu;
+    if (wishes->mtu != 0) {
+        mtu = wishes->mtu < info.max_mtu ? wishes->mtu : info.max_mtu;
     }
     port->mtu = mtu;
     // Shared memory carries frames as long as its buffers, but its driver refuses to hear of it.
@@ -203,6 +238,9 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
         // Only then do drivers of hardware that can be pulled out tell `on_event`.
         .intr_conf = {.rmv = (*info.dev_flags & RTE_ETH_DEV_INTR_RMV) != 0},
     };
+    bool filters_vlans =
+        port->vlan != 0 && (info.rx_offload_capa & RTE_ETH_RX_OFFLOAD_VLAN_FILTER) != 0;
+    conf.rxmode.offloads |= filters_vlans ? RTE_ETH_RX_OFFLOAD_VLAN_FILTER : 0;
     port->sums_ipv4 = conf.txmode.offloads != 0;
     *step = "it refuses its configuration";
     status = rte_eth_dev_configure(port->id, 1, 1, &conf);
@@ -248,9 +286,7 @@ static int set_up(struct port *port, uint16_t mtu_wanted, const char **step) {
         return status;
     }
     port->seek_in = status == 0 ? SEEK_AGAIN : 0;
-    // Neighbour discovery of IPv6 is multicast. What cannot filter it has it anyway.
-    rte_eth_allmulticast_enable(port->id);
-    return 0;
+    return let_in(port, wishes, filters_vlans, step);
 }
 
 // What the interrupt thread does to a port, and whether it has.
@@ -321,9 +357,8 @@ static void give_back(const char *name) {
 }
 
 // Opens `device`: what EAL takes behind --vdev, or a PCI address. `name` is the part before the
-// first comma, `vlan` the VLAN that the port is in, or 0. Returns 0 or an errno, and says in `step`
-// what failed.
-static int open_port(const char *device, const char *name, uint16_t mtu_wanted, uint16_t vlan,
+// first comma. Returns 0 or an errno, and says in `step` what failed.
+static int open_port(const char *device, const char *name, const struct wishes *wishes,
                      struct port **out, const char **step) {
     *step = "no driver takes it; write what EAL takes behind --vdev, or the address of a PCI device "
             "that is bound to vfio-pci";
@@ -337,7 +372,7 @@ static int open_port(const char *device, const char *name, uint16_t mtu_wanted, 
         give_back(name);
         return ENOMEM;
     }
-    port->vlan = vlan;
+    port->vlan = wishes->vlan;
     *step = "its driver made no port";
     status = rte_eth_dev_get_port_by_name(name, &port->id);
     if (status != 0) {
@@ -347,7 +382,7 @@ static int open_port(const char *device, const char *name, uint16_t mtu_wanted, 
     }
     port->seeks = strncmp(name, "net_memif", 9) == 0 && strstr(device, "role=server") == NULL &&
                   strstr(device, "role=master") == NULL;
-    status = set_up(port, mtu_wanted, step);
+    status = set_up(port, wishes, step);
     if (status != 0) {
         close_port(port);
         return status < 0 ? -status : EIO;
@@ -513,7 +548,7 @@ struct table {
     int (*start)(int, char **);
     int (*enter_thread)(void);
     void (*leave_thread)(void);
-    int (*open_port)(const char *, const char *, uint16_t, uint16_t, struct port **,
+    int (*open_port)(const char *, const char *, const struct wishes *, struct port **,
                      const char **);
     void (*close_port)(struct port *);
     int (*describe)(struct port *, struct info *);

@@ -59,6 +59,9 @@ pub struct Wishes {
     /// The VLAN that the port is in, at most 4094: frames leave with its tag, which nobody sees
     /// here, and others are not received. Without one, those that are in no VLAN are.
     pub vlan: Option<NonZero<u16>>,
+    /// The Ethernet address of a group whose frames the port must receive, by which neighbours look
+    /// for its IPv6 address. Without one, it may leave out frames to groups.
+    pub group: Option<[u8; 6]>,
 }
 
 // SAFETY: DPDK asks that no two threads use a queue of a port at the same time, which is SOLE, and
@@ -99,10 +102,12 @@ impl Port {
         let (mut raw, mut step) = (ptr::null_mut(), ptr::null());
         let (all, name) = (arguments.as_ptr(), name.as_ptr());
         let vlan = wishes.vlan.map_or(0, NonZero::get);
-        // SAFETY: `open_port` asks for two strings that a zero ends and for two places to write to:
-        // locals that outlive the call. CONTROL keeps other threads from opening and closing.
+        let wishes = dpdk_sys::Wishes { mtu, vlan, group: wishes.group.unwrap_or_default() };
+        // SAFETY: `open_port` asks for two strings that a zero ends, for wishes, and for two places
+        // to write to: locals that outlive the call. CONTROL keeps other threads from opening and
+        // closing.
         let status =
-            unsafe { (table.open_port)(all, name, mtu, vlan, &raw mut raw, &raw mut step) };
+            unsafe { (table.open_port)(all, name, &raw const wishes, &raw mut raw, &raw mut step) };
         if status != 0 {
             // SAFETY: the table promises a string that a zero ends and that lives for ever.
             let step = unsafe { CStr::from_ptr(step) };

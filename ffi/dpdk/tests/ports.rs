@@ -138,6 +138,19 @@ fn frames_of_other_vlans_are_not_received() {
     }
 }
 
+/// Drivers that have no filter refuse to set one. That is no reason to refuse the port.
+#[test]
+fn a_port_that_filters_nothing_may_be_in_a_group() {
+    let [server, client] = memif(30);
+    let wishes = Wishes { group: Some([0x33, 0x33, 0xff, 0, 0, 1]), ..Wishes::default() };
+    drop(open(&server).unwrap());
+    let mut server = Port::open(&server, wishes).unwrap();
+    let mut client = Port::open(&client, wishes).unwrap();
+    await_link(&mut server, Link::Up);
+    await_link(&mut client, Link::Up);
+    carries(&mut server, &mut client, 10);
+}
+
 #[test]
 fn a_port_moves_between_threads() {
     let [server, client] = memif(2);
@@ -294,7 +307,9 @@ fn a_network_device_carries_frames_and_shows_its_link() {
 #[test]
 #[ignore = "needs root"]
 fn a_tap_makes_a_network_device_that_shows_its_link() {
-    let mut tap = open("net_tap0,iface=sgtap").unwrap();
+    drop(open("net_tap0,iface=sgtap").unwrap());
+    let wishes = Wishes { group: Some([0x33, 0x33, 0xff, 0, 0, 1]), ..Wishes::default() };
+    let mut tap = Port::open("net_tap0,iface=sgtap", wishes).unwrap();
     assert_eq!(tap.driver(), "net_tap");
     assert!(tap.sums_ipv4());
     await_link(&mut tap, Link::Up);

@@ -19,7 +19,7 @@ use smcr_proto::{Gid, Instant, MacAddress, Mtu};
 
 use super::batch::{Ecn, Run, SEGMENTS_MAX, Sent, Train, Wire};
 use super::frame::{self, Station, Way};
-use super::neighbours::{Home, Neighbours};
+use super::neighbours::{self, Home, Neighbours};
 use super::rnic::{HEADERS_MAX, sizes_for};
 use super::udp::WINDOW_MAX;
 use super::{Fabric, Parameters, Rnic, Share, UDP_PORT, join};
@@ -91,7 +91,11 @@ pub fn parts(config: &Config<'_>) -> Result<(Parameters, Dpdk), Error> {
     dpdk::start(config.eal)?;
     let wanted = config.mtu_max.and_then(Mtu::bytes).map(|payload| payload + HEADERS_MAX);
     let mtu = wanted.map(|bytes| u16::try_from(bytes).expect("at most 4176"));
-    let port = Port::open(config.device, Wishes { mtu, vlan: config.vlan })?;
+    let group = match config.address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(own) => Some(neighbours::group_of(own).0.0),
+    };
+    let port = Port::open(config.device, Wishes { mtu, vlan: config.vlan, group })?;
     let path_mtu = u32::from(port.mtu());
     let (mtu, payload_max) =
         sizes_for(path_mtu, config.mtu_max).ok_or(Error::Misnamed("its MTU is below 336 bytes"))?;

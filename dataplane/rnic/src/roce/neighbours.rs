@@ -238,11 +238,15 @@ fn read_arp(frame: &[u8], own: Ipv4Addr) -> Option<News> {
 
 /// Asks the neighbours for the Ethernet address of `hop`.
 fn solicitation(mac: MacAddress, own: Ipv6Addr, hop: Ipv6Addr) -> Vec<u8> {
-    let [.., a, b, c] = hop.octets();
-    // The group of all whose addresses end like this, and its Ethernet address.
+    discovery((mac, own), group_of(hop), SOLICITATION, [0; 4], (hop, SOURCE_OPTION))
+}
+
+/// The group of all whose addresses end like `address`, with its Ethernet address: where neighbours
+/// ask for one of them (RFC 4291 2.7.1).
+pub(super) fn group_of(address: Ipv6Addr) -> (MacAddress, Ipv6Addr) {
+    let [.., a, b, c] = address.octets();
     let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);
-    let to = MacAddress([0x33, 0x33, 0xff, a, b, c]);
-    discovery((mac, own), (to, group), SOLICITATION, [0; 4], (hop, SOURCE_OPTION))
+    (MacAddress([0x33, 0x33, 0xff, a, b, c]), group)
 }
 
 /// Tells `to` our Ethernet address.
