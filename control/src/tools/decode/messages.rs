@@ -183,7 +183,8 @@ fn add_link_v2_words(message: &AddLinkV2<'_>) -> Words {
     let Some(extension) = &message.extension else { return words };
     words
         .text("path", if extension.direct { "direct" } else { "gateway" })
-        .text("target", extension.target)
+        // What Linux calls it. `target` alone is the receiver of the message.
+        .text("client-target-gid", extension.target)
         .text("rkeys", pairs(extension.rkeys.iter()))
 }
 

@@ -77,9 +77,26 @@ fn reads_a_first_contact_of_linux() {
         assert!(lines[index].ends_with(end), "{}\ndoes not end\n{end}", lines[index]);
     }
     assert!(lines[5].contains(" max-links 2 max-conns 255 "), "{}", lines[5]);
-    let keys =
-        " path direct target ::ffff:10.9.0.1 rkeys 0x0000035a=0x00000574@0xff48160183bb0000 ";
+    let keys = " path direct client-target-gid ::ffff:10.9.0.1 \
+                rkeys 0x0000035a=0x00000574@0xff48160183bb0000 ";
     assert!(lines[9].contains(keys), "{}", lines[9]);
+}
+
+/// Programs read each line of JSON into a map: of two values with the same key they keep one, or
+/// refuse the line.
+#[test]
+fn no_key_occurs_twice_in_a_line_of_json() {
+    for name in ["linux-6.12-v2-first-contact.pcap", "linux-6.12-v2-scenarios.pcap"] {
+        let one_of_each = &mut |line: &MessageLine| {
+            let json = serde_json::to_string(line).unwrap();
+            let keys: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(&json).unwrap();
+            assert_eq!(keys["target"], line.target, "{json}");
+            assert_eq!(serde_json::to_string(&keys).unwrap().len(), json.len(), "{json}");
+            Ok(())
+        };
+        decode(&vector(name)[..], one_of_each).unwrap();
+    }
 }
 
 /// Wireshark writes pcapng by default, whose time stamps have another format.
