@@ -35,24 +35,24 @@ pub fn stats_text(stats: &Stats) -> String {
     paragraph(
         &mut out,
         &["POLLER", "CORE", "PINNED", "CONNS", "TURNS", "IDLE", "PLACEMENT"],
-        stats.pollers.iter().enumerate().map(|(index, it)| {
+        stats.pollers.iter().map(|it| {
             let core = it.core.map_or("-".to_owned(), |core| core.to_string());
             let idle = (it.turns_idle * 100).checked_div(it.turns).unwrap_or(0);
             let (connections, turns) = (it.connections.to_string(), it.turns.to_string());
             let pinned = if it.pinned { "yes" } else { "no" }.to_owned();
-            let (index, idle) = (index.to_string(), format!("{idle} %"));
+            let (index, idle) = (it.index.to_string(), format!("{idle} %"));
             vec![index, core, pinned, connections, turns, idle, or_dash(&it.placement)]
         }),
     );
     paragraph(
         &mut out,
         &["STAGE", "POLLER", "SAMPLES", "P50", "P99", "P99.9", "MAX"],
-        stats.pollers.iter().enumerate().flat_map(|(index, poller)| {
+        stats.pollers.iter().flat_map(|poller| {
             let measured = poller.stages.iter().filter(|(_, stage)| stage.count > 0);
             measured.map(move |(name, stage)| {
                 let times = [stage.p50_ns, stage.p99_ns, stage.p999_ns, stage.max_ns].map(micros);
                 let [p50, p99, p999, most] = times;
-                let (index, count) = (index.to_string(), stage.count.to_string());
+                let (index, count) = (poller.index.to_string(), stage.count.to_string());
                 vec![name.replace('_', " "), index, count, p50, p99, p999, most]
             })
         }),
@@ -338,7 +338,7 @@ const SOME: usize = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{Fallback, FallbackReason, Link, tests::row};
+    use crate::stats::{Fallback, FallbackReason, Link, Poller, Residence, tests::row};
 
     #[test]
     fn units_change_where_they_should() {
@@ -381,6 +381,18 @@ mod tests {
                 "2 of 9 connections, page 2",
             ]
         );
+    }
+
+    /// An RNIC that was closed leaves a gap in the numbers of pollers; metrics and logs have them
+    /// with the gap, so the tables must, too.
+    #[test]
+    fn pollers_have_the_numbers_that_the_gateway_gives_them() {
+        let stages =
+            [("read_to_posted".to_owned(), Residence { count: 5, ..Residence::default() })];
+        let poller = Poller { index: 7, stages: stages.into(), ..Poller::default() };
+        let text = stats_text(&Stats { pollers: vec![poller], ..Stats::default() });
+        assert!(text.contains("\n7       -     no"), "{text}");
+        assert!(text.contains("\nread to posted  7       5"), "{text}");
     }
 
     /// Columns line up whatever is in them, and lines do not end in blanks.

@@ -181,8 +181,11 @@ impl Screen {
     }
 
     /// The share of a poller's turns that moved something, since the reading before.
-    pub(super) fn load(&self, index: usize, poller: &Poller) -> f64 {
-        let known = self.before.pollers.get(index).filter(|it| it.turns <= poller.turns);
+    pub(super) fn load(&self, poller: &Poller) -> f64 {
+        // One that stopped in between has left a gap, so places do not say which poller it is. Of a
+        // gateway that was restarted, all begin anew.
+        let known = self.before.pollers.iter().find(|it| it.index == poller.index);
+        let known = known.filter(|it| it.turns <= poller.turns);
         let (turns, idle) = known.map_or((0, 0), |it| (it.turns, it.turns_idle));
         let turns = poller.turns - turns;
         if turns == 0 {

@@ -62,8 +62,7 @@ pub(super) fn rows(screen: &Screen, reading: &Reading) -> Rows {
         }
         Tab::Pollers => {
             let head = ["POLLER", "CORE", "PINNED", "BUSY", "CONNS", "P99 ADDED", "PLACEMENT"];
-            let rows = stats.pollers.iter().enumerate();
-            let rows = rows.map(|(index, it)| poller_row(screen, index, it)).collect();
+            let rows = stats.pollers.iter().map(|it| poller_row(screen, it)).collect();
             Rows::new(&head, rows, "No poller runs.")
         }
         Tab::Rnics => {
@@ -214,7 +213,7 @@ fn listener_rows(it: &Listener) -> Vec<Vec<String>> {
     it.upstreams.iter().enumerate().map(row).collect()
 }
 
-fn poller_row(screen: &Screen, index: usize, it: &Poller) -> Vec<String> {
+fn poller_row(screen: &Screen, it: &Poller) -> Vec<String> {
     // What this gateway adds: the first and the last stage of the way of bytes.
     let added = ["read_to_posted", "announced_to_written"];
     let added = added.iter().filter_map(|name| it.stages.get(*name));
@@ -225,10 +224,10 @@ fn poller_row(screen: &Screen, index: usize, it: &Poller) -> Vec<String> {
         nanoseconds(added.iter().sum::<u64>() as f64)
     };
     vec![
-        index.to_string(),
+        it.index.to_string(),
         it.core.map_or("-".to_owned(), |core| core.to_string()),
         if it.pinned { "yes" } else { "no" }.to_owned(),
-        share(screen.load(index, it)),
+        share(screen.load(it)),
         count(it.connections.into()),
         added,
         it.placement.clone(),

@@ -95,6 +95,30 @@ fn press(screen: &mut Screen, keys: &str) -> Option<Wish> {
     keys.chars().map(|key| screen.handle_key(event(key))).last().flatten()
 }
 
+/// Pollers keep their numbers when one between them stops, as metrics and logs name them by these;
+/// and the load of each is measured against what it did itself.
+#[test]
+fn pollers_have_the_numbers_that_the_gateway_gives_them() {
+    let poller =
+        |index, turns, turns_idle| Poller { index, turns, turns_idle, ..Poller::default() };
+    let readings = [
+        vec![poller(0, 1_000, 0), poller(1, 1_000, 0), poller(2, 1_000, 1_000)],
+        vec![poller(0, 2_000, 1_000), poller(2, 2_000, 1_250)],
+    ];
+    let mut screen = screen();
+    press(&mut screen, "4");
+    for pollers in readings {
+        let mut reading = reading([0; 3], 1.0);
+        reading.stats.pollers = pollers;
+        screen.take(Ok(reading));
+    }
+    let text = drawn(&mut screen, (150, 20));
+    let row = text.lines().find(|line| line.contains("75.0 %"));
+    let row = row.unwrap_or_else(|| panic!("no load of three quarters in\n{text}"));
+    // The terminal of the test puts lines in quotation marks.
+    assert!(row.starts_with("\"2 "), "{row}");
+}
+
 /// Every figure of the header and of each pane is that of the gateway, in units for people.
 #[test]
 fn each_pane_shows_its_figures() {
