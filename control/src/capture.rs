@@ -10,8 +10,8 @@
 //!   client ── shutdown ────────────────────────────────────► statistics, end
 //! ```
 //!
-//! One client is served at a time. A client that does not read delays nobody but itself: the taps
-//! drop what finds no room, and count it.
+//! One client is served at a time. A client that reads slowly delays nobody but itself: the taps
+//! drop what finds no room, and count it. One that reads nothing is given up.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -92,11 +92,12 @@ pub fn address_of(admin: AdminAddress) -> SocketAddr {
 pub fn spawn(admin: AdminAddress, clock: Clock, taps: mpsc::Receiver<Tapped>) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&address_of(admin))?;
     listener.set_nonblocking(true)?;
-    let mut desk = Desk { listener, clock, taps: Vec::new(), new_taps: taps };
+    let entrance = Entrance { listener };
+    let mut desk = Desk { entrance, clock, taps: Vec::new(), new_taps: taps };
     supervise::spawn("capture", move || {
         loop {
-            desk.wait(None, None);
-            match desk.listener.accept() {
+            desk.entrance.wait(None, None);
+            match desk.entrance.listener.accept() {
                 Ok((client, _)) => {
                     if let Err(error) = desk.serve(client) {
                         tracing::debug!(%error, "a capture ended");
@@ -113,11 +114,16 @@ pub fn spawn(admin: AdminAddress, clock: Clock, taps: mpsc::Receiver<Tapped>) ->
 
 /// Whoever serves clients.
 struct Desk {
-    listener: UnixListener,
+    entrance: Entrance,
     clock: Clock,
     taps: Vec<Tapped>,
     /// Those of RNICs that were opened since the last client came.
     new_taps: mpsc::Receiver<Tapped>,
+}
+
+/// Where clients come in.
+struct Entrance {
+    listener: UnixListener,
 }
 
 impl Desk {
@@ -135,7 +141,7 @@ impl Desk {
         answer(&client, None)?;
         tracing::info!(rnic = request.rnic, peer = ?request.peer, "a capture begins");
         let outcome = self.capture(&client, &request);
-        self.chosen(&request).for_each(|tap| tap.tracer.stop());
+        chosen(&mut self.taps, &request).for_each(|tap| tap.tracer.stop());
         match &outcome {
             Ok((frames, dropped)) => tracing::info!(frames, dropped, "the capture is over"),
             Err(error) => tracing::info!(%error, "the capture is over"),
@@ -154,18 +160,14 @@ impl Desk {
         }
     }
 
-    fn chosen<'a>(&'a mut self, request: &'a Request) -> impl Iterator<Item = &'a mut Tapped> {
-        let is_chosen =
-            |tap: &&mut Tapped| request.rnic.as_ref().is_none_or(|name| tap.rnic == *name);
-        self.taps.iter_mut().filter(is_chosen)
-    }
-
     /// Writes frames until the client wants no more. Returns how many, and how many were dropped.
     fn capture(&mut self, client: &UnixStream, request: &Request) -> io::Result<(u64, u64)> {
+        let Self { entrance, clock, taps, .. } = self;
         let snap_len = request.snap_len.unwrap_or(u32::MAX);
-        let mut file = File::new(BufWriter::new(client))?;
+        client.set_nonblocking(true)?;
+        let mut file = File::new(BufWriter::new(Outlet::new(client, entrance, *clock)))?;
         let mut interfaces = BTreeMap::new();
-        for tap in self.chosen(request) {
+        for tap in chosen(taps, request) {
             if !interfaces.contains_key(&tap.rnic) {
                 let number = u32::try_from(interfaces.len()).expect("RNICs are few");
                 file.add_interface(&tap.rnic, &tap.description, snap_len)?;
@@ -175,57 +177,56 @@ impl Desk {
             tap.tracer.start(Selection { peer: request.peer, snap_len });
         }
         file.flush()?;
-        let began = self.clock.calendar_time(smcr_proto::Instant(0));
+        let began = clock.calendar_time(smcr_proto::Instant(0));
+        let mut merge = Merge::default();
         let mut left = request.count.unwrap_or(u64::MAX);
         let mut frames = 0;
         let mut is_over = false;
         while left > 0 {
-            if !is_over && self.is_over(client) {
+            if !is_over && entrance.is_over(client) {
                 is_over = true;
-                self.chosen(request).for_each(|tap| tap.tracer.stop());
+                chosen(taps, request).for_each(|tap| tap.tracer.stop());
             }
-            let mut batch = Vec::new();
-            for tap in self.chosen(request) {
-                let interface = interfaces[&tap.rnic];
-                while batch.len() < BATCH
-                    && let Some(record) = tap.tracer.take(Record::clone)
-                {
-                    batch.push((record, interface));
-                }
+            let takes = usize::try_from(left).unwrap_or(usize::MAX).min(BATCH);
+            let batch = merge.oldest(takes, &mut chosen(taps, request));
+            for (record, rnic) in &batch {
+                let at = began + Duration::from_nanos(record.at.0);
+                file.write(interfaces[*rnic], at, record)?;
             }
-            // Of several pollers, each has its records in order.
-            batch.sort_by_key(|(record, _)| record.at);
-            let takes = usize::try_from(left).unwrap_or(usize::MAX).min(batch.len());
-            for (record, interface) in &batch[..takes] {
-                file.write(*interface, began + Duration::from_nanos(record.at.0), record)?;
-            }
-            left -= takes as u64;
-            frames += takes as u64;
+            left -= batch.len() as u64;
+            frames += batch.len() as u64;
             file.flush()?;
             match (batch.is_empty(), is_over) {
                 (true, true) => break,
-                (true, false) => self.wait(Some(client), Some(IDLE)),
+                (true, false) => entrance.wait(Some(client), Some(IDLE)),
                 (false, _) => {}
             }
         }
         let mut dropped_by: BTreeMap<u32, u64> = BTreeMap::new();
-        for tap in self.chosen(request) {
+        for tap in chosen(taps, request) {
             *dropped_by.entry(interfaces[&tap.rnic]).or_default() += tap.tracer.dropped();
         }
-        let now = began + Duration::from_nanos(self.clock.now().0);
+        let now = began + Duration::from_nanos(clock.now().0);
         for (interface, dropped) in &dropped_by {
             file.add_statistics(*interface, now, *dropped)?;
         }
         file.flush()?;
         Ok((frames, dropped_by.values().sum()))
     }
+}
 
-    /// Whether the client has said that it wants no more. Tells others that they must wait.
-    fn is_over(&self, client: &UnixStream) -> bool {
+impl Entrance {
+    /// Tells others that they must wait.
+    fn turn_away(&self) {
         while let Ok((other, _)) = self.listener.accept() {
             // Whoever does not hear why hears that nobody answers.
             answer(&other, Some("another capture goes on".to_owned())).ok();
         }
+    }
+
+    /// Whether the client has said that it wants no more. Turns others away.
+    fn is_over(&self, client: &UnixStream) -> bool {
+        self.turn_away();
         let mut fds = [PollFd::new(client, PollFlags::IN)];
         // The client says nothing after its request, so this is the end of what it says.
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
@@ -238,6 +239,15 @@ impl Desk {
         // A signal ends the wait early, which harms nobody.
         poll(&mut fds, limit.as_ref()).ok();
     }
+}
+
+/// The taps that a client asks for.
+fn chosen<'a>(
+    taps: &'a mut [Tapped],
+    request: &'a Request,
+) -> impl Iterator<Item = &'a mut Tapped> {
+    let is_chosen = |tap: &&mut Tapped| request.rnic.as_ref().is_none_or(|name| tap.rnic == *name);
+    taps.iter_mut().filter(is_chosen)
 }
 
 fn may_ask(client: &UnixStream) -> Result<(), String> {
@@ -260,6 +270,84 @@ fn read_request(client: &UnixStream) -> Result<Request, String> {
 fn answer(mut client: &UnixStream, error: Option<String>) -> io::Result<()> {
     let line = serde_json::to_string(&Answer { error }).map_err(io::Error::other)?;
     client.write_all(format!("{line}\n").as_bytes())
+}
+
+/// Brings the records of several taps into the order of time. Each tap has its own in order.
+#[derive(Default)]
+struct Merge {
+    /// The next record of each tap, taken before it was known which of them is the oldest.
+    heads: Vec<Option<Record>>,
+}
+
+impl Merge {
+    /// Takes the oldest records of `taps`, `most` of them or all that there are, each with the name
+    /// of its RNIC. It must always be called for the same taps.
+    fn oldest<'a>(
+        &mut self,
+        most: usize,
+        taps: &mut dyn Iterator<Item = &'a mut Tapped>,
+    ) -> Vec<(Record, &'a str)> {
+        let taps: Vec<&Tapped> = taps.map(|tap| &*tap).collect();
+        self.heads.resize(taps.len(), None);
+        let mut batch = Vec::new();
+        while batch.len() < most {
+            for (head, tap) in self.heads.iter_mut().zip(&taps) {
+                if head.is_none() {
+                    *head = tap.tracer.take(Record::clone);
+                }
+            }
+            let heads = self.heads.iter_mut().zip(&taps).filter(|(head, _)| head.is_some());
+            let oldest = heads.min_by_key(|(head, _)| head.as_ref().map(|record| record.at));
+            let Some((head, tap)) = oldest else { break };
+            batch.extend(head.take().map(|record| (record, tap.rnic.as_str())));
+        }
+        batch
+    }
+}
+
+/// Writes to a client that may read more slowly than frames come, or not at all.
+struct Outlet<'a> {
+    client: &'a UnixStream,
+    entrance: &'a Entrance,
+    clock: Clock,
+    /// It was given up. What a buffer still has is not written, and nobody waits for that.
+    is_given_up: bool,
+}
+
+impl<'a> Outlet<'a> {
+    /// `client` does not block.
+    fn new(client: &'a UnixStream, entrance: &'a Entrance, clock: Clock) -> Self {
+        Self { client, entrance, clock, is_given_up: false }
+    }
+}
+
+impl Write for Outlet<'_> {
+    /// Waits until the client has read something. Turns others away meanwhile.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let until = self.clock.now() + STALL_MAX;
+        while !self.is_given_up {
+            match self.client.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return outcome,
+            }
+            self.entrance.turn_away();
+            let left = until.since(self.clock.now());
+            self.is_given_up = left.is_zero();
+            let limit = Timespec::try_from(left).expect("it is a few seconds");
+            let (out, others) = (
+                PollFd::new(self.client, PollFlags::OUT),
+                PollFd::new(&self.entrance.listener, PollFlags::IN),
+            );
+            // A signal ends the wait early, which harms nobody.
+            poll(&mut [out, others], Some(&limit)).ok();
+        }
+        let why = format!("the client has read nothing for {} s", STALL_MAX.as_secs());
+        Err(io::Error::new(io::ErrorKind::TimedOut, why))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A capture file that is being written.
@@ -325,10 +413,12 @@ fn to_io(error: PcapError) -> io::Error {
 const INBOUND: u32 = 1;
 /// The flag of a frame that was sent.
 const OUTBOUND: u32 = 2;
-/// How many frames are sorted and written together.
+/// How many frames are written before the client is listened to again.
 const BATCH: usize = 512;
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a client may read nothing while there is something for it.
+const STALL_MAX: Duration = Duration::from_secs(5);
 /// The longest request in bytes.
 const REQUEST_MAX: u64 = 4096;
 /// How long to wait for more frames.

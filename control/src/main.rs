@@ -238,7 +238,9 @@ fn capture_to(arguments: Capture) -> Result<(), Failure> {
     writeln!(io::stderr(), "smcgate: {said}").ok();
     match captured.is_complete {
         true => Ok(()),
-        false => Err(Failure::failed("the gateway has stopped, and the capture with it")),
+        false => Err(Failure::failed(
+            "the gateway has ended the capture: it has stopped, or nothing was read for 5 s",
+        )),
     }
 }
 

@@ -11,15 +11,21 @@ use smcr_rnic::{Fabric as _, Opening as _, Port, Rnic as _, Tag, Work, sim};
 use super::*;
 use crate::tools::capture::{CaptureError, Captured, capture};
 
-/// Two connected NICs; the taps are of the first.
+/// Two connected NICs; the first tap is of the first.
 struct Pair {
     fabrics: [Traced<sim::Fabric>; 2],
     qp: smcr_rnic::QpId,
     admin: AdminAddress,
 }
 
-/// A desk of its own, as tests run at the same time.
+/// Captures show the first of them.
 fn pair() -> Pair {
+    tapped(&["hw0"])
+}
+
+/// Captures show as many of them as there are names. A desk of its own, as tests run at the same
+/// time.
+fn tapped(names: &[&str]) -> Pair {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let admin = AdminAddress::from(([127, 66, 0, 1], NEXT.fetch_add(1, Ordering::Relaxed)));
     let port = |n: u8| Port {
@@ -35,10 +41,12 @@ fn pair() -> Pair {
     let (at_a, at_b) = (first.address(), second.address());
     let qp = fabrics[0].adopt(Instant(0), Introduced::connect(first, at_b).unwrap());
     fabrics[1].adopt(Instant(0), Introduced::connect(second, at_a).unwrap());
-    let tracer = fabrics[0].tracer(port(1).mac);
-    let taps = vec![Tapped { rnic: "hw0".to_owned(), description: "sim".to_owned(), tracer }];
     let (tap, new_taps) = mpsc::channel();
-    taps.into_iter().for_each(|one| tap.send(one).unwrap());
+    for (name, fabric) in names.iter().zip(&mut fabrics) {
+        let tracer = fabric.tracer(port(1).mac);
+        let (rnic, description) = ((*name).to_owned(), "sim".to_owned());
+        tap.send(Tapped { rnic, description, tracer }).unwrap();
+    }
     spawn(admin, Clock::new(), new_taps).unwrap();
     Pair { fabrics, qp, admin }
 }
@@ -49,16 +57,45 @@ impl Pair {
         let mut now = 1;
         while !done() {
             now += 1_000_000;
-            let mut out = Vec::with_capacity(16);
-            self.fabrics.iter_mut().for_each(|fabric| fabric.poll(Instant(now), &mut out));
-            if self.fabrics[0].room(self.qp) > 0 {
-                let mut work = vec![Work::Send { message: [7; 44], tag: Tag(now) }];
-                self.fabrics[0].post(self.qp, &mut work);
-            }
-            self.fabrics.iter_mut().for_each(|fabric| fabric.transmit(Instant(now)));
+            self.turn(now);
             thread::sleep(Duration::from_micros(200));
         }
     }
+
+    /// Sends a message, if there is room for one, and receives what has come.
+    fn turn(&mut self, now: u64) {
+        let mut out = Vec::with_capacity(16);
+        self.fabrics.iter_mut().for_each(|fabric| fabric.poll(Instant(now), &mut out));
+        if self.fabrics[0].room(self.qp) > 0 {
+            let mut work = vec![Work::Send { message: [7; 44], tag: Tag(now) }];
+            self.fabrics[0].post(self.qp, &mut work);
+        }
+        self.fabrics.iter_mut().for_each(|fabric| fabric.transmit(Instant(now)));
+    }
+
+    /// A client whose capture has begun, and that reads nothing of it yet.
+    fn client(&self) -> UnixStream {
+        let mut client = UnixStream::connect_addr(&address_of(self.admin)).unwrap();
+        client.write_all(b"{}\n").unwrap();
+        let mut answer = [0; b"{\"error\":null}\n".len()];
+        client.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, *b"{\"error\":null}\n");
+        // The head of the file comes when all taps are on.
+        poll(&mut [PollFd::new(&client, PollFlags::IN)], None).unwrap();
+        client
+    }
+}
+
+/// The interface and the time of each frame that is there in full.
+fn frames(file: &[u8]) -> Vec<(u32, Duration)> {
+    let mut reader = PcapNgReader::new(file).unwrap();
+    let mut frames = Vec::new();
+    while let Some(Ok(block)) = reader.next_block() {
+        if let Block::EnhancedPacket(packet) = block {
+            frames.push((packet.interface_id, packet.timestamp));
+        }
+    }
+    frames
 }
 
 /// What operators get is what every tool for captures reads: interfaces, frames, directions, times,
@@ -106,6 +143,46 @@ fn a_client_gets_as_many_frames_as_it_asked_for() {
     assert!(last > Duration::from_secs(1_700_000_000));
     let name = InterfaceDescriptionOption::IfName(Cow::Borrowed("hw0"));
     assert!(interfaces[0].options.contains(&name));
+}
+
+/// Whoever reads a capture of a busy gateway reads side by side what its RNICs did at the same
+/// time. The first of several taps used to be read alone for as long as it had anything.
+#[test]
+fn frames_of_several_rnics_come_in_the_order_of_time() {
+    let mut pair = tapped(&["hw0", "hw1"]);
+    let mut client = pair.client();
+    // As nobody reads, most of them wait in the taps.
+    (1..=3_000).for_each(|now| pair.turn(now * 1_000));
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut file = Vec::new();
+    client.read_to_end(&mut file).unwrap();
+    let frames = frames(&file);
+    for interface in [0, 1] {
+        let count = frames.iter().filter(|(of, _)| *of == interface).count();
+        assert!(count > 2_000, "{count} frames of interface {interface}");
+    }
+    assert!(frames.is_sorted_by_key(|(_, at)| *at));
+}
+
+/// A pager that was left open kept the taps on for ever, and whoever wanted to capture after that
+/// was told that no gateway runs.
+#[test]
+fn a_client_that_reads_nothing_is_given_up() {
+    let mut pair = tapped(&["hw0", "hw1"]);
+    let mut client = pair.client();
+    (1..=3_000).for_each(|now| pair.turn(now * 1_000));
+    let request = Request { count: Some(0), ..Request::default() };
+    let again = || capture(pair.admin, &request, &mut Vec::new(), |_| Ok(()));
+    let refused = again().unwrap_err().to_string();
+    assert!(refused.ends_with("another capture goes on"), "{refused}");
+    let served = (0..100).find_map(|_| {
+        thread::sleep(Duration::from_millis(100));
+        again().ok()
+    });
+    assert_eq!(served, Some(Captured { frames: 0, dropped: 0, is_complete: true }));
+    let mut file = Vec::new();
+    client.read_to_end(&mut file).unwrap();
+    assert!(frames(&file).len() < 5_000, "the rest was not written");
 }
 
 /// Ctrl-C ends a capture that asks for no number, and the file is whole.

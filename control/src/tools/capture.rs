@@ -15,7 +15,8 @@ pub struct Captured {
     pub frames: u64,
     /// How many are missing because they came faster than they could be written.
     pub dropped: u64,
-    /// Whether the gateway ended the capture as it should. Otherwise it has stopped.
+    /// Whether the capture has its end. Otherwise the gateway has stopped, or has given us up
+    /// because we read nothing.
     pub is_complete: bool,
 }
 
