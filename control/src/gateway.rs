@@ -7,6 +7,7 @@ mod departures;
 mod doors;
 mod drain;
 mod effects;
+mod former;
 mod introductions;
 mod kept;
 mod local;
@@ -49,6 +50,7 @@ use crate::smc_option::OptionSource;
 use crate::status::{Question, Traffic};
 use compare::Speeds;
 use doors::Doors;
+use former::Former;
 use introductions::Introductions;
 use kept::Streams;
 use local::Local;
@@ -108,6 +110,8 @@ pub struct Gateway<N: Rnic> {
     /// Devices, and which port connections of each go through.
     network: Network,
     listeners: Vec<Listener>,
+    /// What those have counted that are gone.
+    former: Former,
     /// What they have in common.
     common: Common,
     /// Who we are.
@@ -228,6 +232,7 @@ impl<N: Rnic> Gateway<N> {
             look_at_rnics: started,
             network: parts.network,
             listeners: parts.listeners,
+            former: Former::default(),
             common: parts.common,
             peer_id: parts.peer_id,
             interception: parts.interception,

@@ -11,7 +11,7 @@
 //! in a row after twice as long. If all others are down or out, the last one is never out: whether
 //! it is back is learned soonest by trying.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -28,6 +28,9 @@ pub struct Pool {
     /// What the names among the upstreams mean; none as long as nobody knows.
     names: HashMap<String, Vec<IpAddr>>,
     targets: Vec<Target>,
+    /// How many connects failed to addresses that are not among `targets` any more: they may come
+    /// back, and whoever reads the counter takes one that falls for a restart.
+    failed_before: BTreeMap<SocketAddr, u64>,
     /// The place of the next in turn.
     turn: usize,
 }
@@ -116,7 +119,13 @@ impl Target {
 impl Pool {
     /// The addresses in `config`; names have none yet.
     pub fn new(config: Upstreams) -> Self {
-        let mut pool = Self { config, names: HashMap::new(), targets: Vec::new(), turn: 0 };
+        let mut pool = Self {
+            config,
+            names: HashMap::new(),
+            targets: Vec::new(),
+            failed_before: BTreeMap::new(),
+            turn: 0,
+        };
         pool.gather();
         pool
     }
@@ -164,6 +173,13 @@ impl Pool {
     /// The addresses, in the order of the configuration.
     pub fn targets(&self) -> impl Iterator<Item = &Target> {
         self.targets.iter().filter(|target| !target.is_gone)
+    }
+
+    /// How many connects failed to each address, also to those that are no upstreams any more.
+    pub fn failures(&self) -> impl Iterator<Item = (SocketAddr, u64)> {
+        let now = self.targets.iter().map(|target| (target.address, target.failed));
+        let before = self.failed_before.iter().map(|(address, failed)| (*address, *failed));
+        now.chain(before).filter(|(_, failed)| *failed > 0)
     }
 
     /// The address for a connection of `source` that has tried `tried` in vain.
@@ -224,7 +240,9 @@ impl Pool {
         let Some(target) = self.at_mut(address) else { return };
         target.active = target.active.saturating_sub(1);
         if target.is_gone && target.active == 0 {
+            let failed = target.failed;
             self.targets.retain(|target| target.address != address);
+            self.remember(address, failed);
         }
     }
 
@@ -321,19 +339,40 @@ impl Pool {
                 if targets.iter().all(|other| other.address != address) {
                     let known = self.targets.iter().find(|old| old.address == address);
                     let known = known.cloned().unwrap_or_else(|| Target::new(address));
-                    targets.push(Target { is_gone: false, ..known });
+                    let before = self.failed_before.remove(&address).unwrap_or(0);
+                    let failed = known.failed + before;
+                    targets.push(Target { is_gone: false, failed, ..known });
                 }
             }
         }
         // Name servers that take turns name them again soon.
-        for old in &self.targets {
-            if old.active > 0 && targets.iter().all(|other| other.address != old.address) {
-                targets.push(Target { is_gone: true, ..old.clone() });
+        for old in std::mem::take(&mut self.targets) {
+            if targets.iter().any(|other| other.address == old.address) {
+                continue;
+            }
+            if old.active > 0 {
+                targets.push(Target { is_gone: true, ..old });
+            } else {
+                self.remember(old.address, old.failed);
             }
         }
         self.targets = targets;
     }
+
+    /// Keeps the count of an address that is not among the targets any more.
+    fn remember(&mut self, address: SocketAddr, failed: u64) {
+        if failed > 0 {
+            self.failed_before.insert(address, failed);
+        }
+        // A name whose addresses never come twice must not take memory without end.
+        if self.failed_before.len() > FAILED_BEFORE_MAX {
+            self.failed_before.pop_first();
+        }
+    }
 }
+
+/// How many addresses are remembered that are no upstreams any more.
+const FAILED_BEFORE_MAX: usize = 256;
 
 /// More doublings are not counted.
 const OUTS_MAX: u32 = 10;
@@ -443,6 +482,26 @@ mod tests {
             pool.leave(at(1));
         }
         assert_eq!(pool.targets.len(), 1, "nobody has it any more");
+    }
+
+    /// A name server that takes turns must not make the counters of metrics fall.
+    #[test]
+    fn failures_of_an_address_that_comes_back_stay_counted() {
+        let mut pool = pool("upstream = 'db.example:1'");
+        let ips = [1, 2].map(|host| at(host).ip());
+        pool.resolved("db.example", &ips[..1]);
+        pool.enter(at(1));
+        pool.failed(NOW, at(1));
+        pool.leave(at(1));
+        for _ in 0..2 {
+            pool.resolved("db.example", &ips[1..]);
+            pool.resolved("db.example", &ips);
+            assert_eq!(pool.targets().next().map(|target| target.failed), Some(1));
+            // Now it has a connection while it is not named.
+            pool.enter(at(1));
+            pool.resolved("db.example", &ips[1..]);
+            pool.leave(at(1));
+        }
     }
 
     /// Checks that are switched off must not leave a server down for ever.

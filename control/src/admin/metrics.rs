@@ -85,26 +85,18 @@ fn split_word(text: &str) -> Option<(&str, &str)> {
 /// Listeners by name: one whose name another one has now may still have connections.
 fn merged(all: Vec<Listener>) -> Vec<Listener> {
     let mut merged: Vec<Listener> = Vec::new();
-    for one in all {
+    for mut one in all {
         let Some(same) = merged.iter_mut().find(|other| other.name == one.name) else {
             merged.push(one);
             continue;
         };
-        same.accepted += one.accepted;
-        same.refused += one.refused;
-        same.refused_connections += one.refused_connections;
-        same.refused_source += one.refused_source;
-        same.refused_rate += one.refused_rate;
-        same.refused_source_rate += one.refused_source_rate;
-        same.waiting += one.waiting;
-        same.waited += one.waited;
-        same.over_limit_tcp += one.over_limit_tcp;
-        same.active += one.active;
-        same.durations.add(&one.durations);
-        // Only one of them takes connections.
+        // Only one of them takes connections; the state and the upstreams are those of that one.
         if one.state != REMOVED {
-            (same.state, same.upstreams) = (one.state, one.upstreams);
+            std::mem::swap(same, &mut one);
         }
+        same.add_counts(&one);
+        same.waiting += one.waiting;
+        same.active += one.active;
     }
     merged
 }

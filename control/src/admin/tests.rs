@@ -110,6 +110,7 @@ fn twice(state: &str, accepted: u64) -> Listener {
     let upstream = Upstream {
         address: "10.8.0.2:1".to_owned(),
         state: "out".to_owned(),
+        failed: 1,
         ..Upstream::default()
     };
     Listener {
@@ -249,6 +250,7 @@ fn listeners_of_one_name_are_one_series() {
         "smcgate_listener_accepted_total{listener=\"twice\"} 12",
         "smcgate_listener_open{listener=\"twice\"} 1",
         "smcgate_upstream_up{listener=\"twice\",upstream=\"10.8.0.2:1\"} 0",
+        "smcgate_upstream_failed_total{listener=\"twice\",upstream=\"10.8.0.2:1\"} 2",
         "smcgate_connection_duration_seconds_count{listener=\"twice\",transport=\"tcp\"} 2",
     ] {
         assert_eq!(text.lines().filter(|it| *it == line).count(), 1, "{line} in\n{text}");

@@ -32,7 +32,8 @@ use crate::stats::{
     Active, Connection, Fallback, FallbackReason, GroupV2, Link, LinkGroup, Memory, Readiness,
     Rnic as RnicRow, SCHEMA, Sample, Stats, Totals, Transport,
 };
-use crate::status::{Outcome, Question};
+use crate::status::{Outcome, Question, Traffic};
+pub(super) use listeners::counts_of;
 
 impl<N: Rnic> Gateway<N> {
     /// Answers what the admin thread asked.
@@ -93,7 +94,7 @@ impl<N: Rnic> Gateway<N> {
     }
 
     /// What costs the same however many connections there are.
-    fn figures(&self, now: Instant) -> Stats {
+    pub(super) fn figures(&self, now: Instant) -> Stats {
         Stats {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -167,7 +168,8 @@ impl<N: Rnic> Gateway<N> {
             offers_held: counts.offers_held,
             rmbes_rested: counts.elements_rested,
             panics_survived: crate::supervise::survived(),
-            refused_tcp: self.listeners.iter().map(|listener| listener.refused).sum(),
+            refused_tcp: self.former.refused()
+                + self.listeners.iter().map(|listener| listener.refused).sum::<u64>(),
             rings: self.local.as_ref().map_or(0, |local| local.rings().1),
             shortcuts: self.local.as_ref().map_or(0, |local| local.shortcuts().1),
             access_log_written: lines.written,
@@ -306,29 +308,22 @@ impl<N: Rnic> Gateway<N> {
         for row in (0..self.ports.len()).filter_map(|port| self.rnic_row(PortId(port))) {
             match rows.iter_mut().find(|other| other.name == row.name) {
                 None => rows.push(row),
-                Some(same) => {
-                    same.links += row.links;
-                    same.packets_in += row.packets_in;
-                    same.packets_out += row.packets_out;
-                    same.retransmits += row.retransmits;
-                    same.path_raised += row.path_raised;
-                    same.path_lowered += row.path_lowered;
-                    same.cnps_in += row.cnps_in;
-                    same.cnps_out += row.cnps_out;
-                    same.icrc_errors += row.icrc_errors;
-                    same.psn_errors += row.psn_errors;
-                    same.unknown_qp += row.unknown_qp;
-                    same.rkey_errors += row.rkey_errors;
-                }
+                Some(same) => same.links += row.links,
+            }
+        }
+        // Those that are closed count, too, if their RNIC was opened again.
+        for (port, info) in self.endpoint.groups().ports().iter().zip(&self.ports) {
+            if let Some(row) = rows.iter_mut().find(|row| row.name == port.name) {
+                add_traffic(row, &info.traffic);
             }
         }
         rows
     }
 
+    /// The row of the RNIC that has this port, without what it counts.
     fn rnic_row(&self, id: PortId) -> Option<RnicRow> {
         let (port, info) = (&self.endpoint.groups().ports()[id.0], &self.ports[id.0]);
         let address = port.rnic.as_ref()?.port();
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let links = self.endpoint.groups().iter().flat_map(|(_, group)| &group.links);
         Some(RnicRow {
             name: port.name.clone(),
@@ -338,17 +333,7 @@ impl<N: Rnic> Gateway<N> {
             state: if port.is_up() { "up" } else { "down" }.to_owned(),
             links: u32::try_from(links.filter(|link| link.port == id).count()).unwrap_or(u32::MAX),
             mtu: address.mtu.bytes().unwrap_or(0),
-            packets_in: read(&info.traffic.packets_in),
-            packets_out: read(&info.traffic.packets_out),
-            retransmits: read(&info.traffic.retransmits),
-            path_raised: read(&info.traffic.path_raised),
-            path_lowered: read(&info.traffic.path_lowered),
-            cnps_in: read(&info.traffic.cnps_in),
-            cnps_out: read(&info.traffic.cnps_out),
-            icrc_errors: read(&info.traffic.icrc_errors),
-            psn_errors: read(&info.traffic.psn_errors),
-            unknown_qp: read(&info.traffic.unknown_qp),
-            rkey_errors: read(&info.traffic.rkey_errors),
+            ..RnicRow::default()
         })
     }
 
@@ -386,6 +371,21 @@ impl<N: Rnic> Gateway<N> {
             age_s: now.since(open.came).as_secs_f64(),
         }
     }
+}
+
+fn add_traffic(row: &mut RnicRow, traffic: &Traffic) {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    row.packets_in += read(&traffic.packets_in);
+    row.packets_out += read(&traffic.packets_out);
+    row.retransmits += read(&traffic.retransmits);
+    row.path_raised += read(&traffic.path_raised);
+    row.path_lowered += read(&traffic.path_lowered);
+    row.cnps_in += read(&traffic.cnps_in);
+    row.cnps_out += read(&traffic.cnps_out);
+    row.icrc_errors += read(&traffic.icrc_errors);
+    row.psn_errors += read(&traffic.psn_errors);
+    row.unknown_qp += read(&traffic.unknown_qp);
+    row.rkey_errors += read(&traffic.rkey_errors);
 }
 
 /// The address of the application and that of the peer, of the two `ends` of a connection: the one

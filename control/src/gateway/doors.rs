@@ -90,12 +90,8 @@ impl<N: Rnic> Gateway<N> {
         let slot = self.listeners.iter().position(Listener::is_gone);
         let slot = slot.unwrap_or(self.listeners.len());
         self.reactor.watch(&socket, Token::Listener(number(slot)))?;
-        self.idle.close_no_more(slot);
         let listener = Listener::new(config, self.common.clone(), Some(socket));
-        match self.listeners.get_mut(slot) {
-            Some(place) => *place = listener,
-            None => self.listeners.push(listener),
-        }
+        self.put_listener(slot, listener);
         Ok((slot, at))
     }
 

@@ -205,13 +205,7 @@ impl<N: Rnic> Gateway<N> {
             if !is_new {
                 self.listeners[slot].change(wanted, common);
             } else {
-                // What was asked of the one that had this number before.
-                self.idle.close_no_more(slot);
-                let listener = Listener::new(wanted, common, None);
-                match self.listeners.get_mut(slot) {
-                    Some(place) => *place = listener,
-                    None => self.listeners.push(listener),
-                }
+                self.put_listener(slot, Listener::new(wanted, common, None));
             }
             self.listen_on(slot, socket);
         }

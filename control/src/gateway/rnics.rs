@@ -180,7 +180,7 @@ impl<N: Rnic> Gateway<N> {
         self.settle(now);
     }
 
-    fn add_port(&mut self, now: Instant, part: PortParts<N>) -> PortId {
+    pub(super) fn add_port(&mut self, now: Instant, part: PortParts<N>) -> PortId {
         let PortParts { name, kind, device, lan, subnet, rnic, poller, traffic } = part;
         let address = rnic.as_ref().map(|rnic| rnic.port().gid.to_ip());
         self.network.add(Place::of(&name, (&kind, &device), address));

@@ -2,6 +2,7 @@
 
 mod arrivals;
 mod contact;
+mod counts;
 mod crossing;
 mod limits;
 mod listed;

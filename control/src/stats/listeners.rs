@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::ByTransport;
 
-/// One listener of the configuration.
+/// One listener of the configuration. What it has counted since the start includes what listeners
+/// of its name counted that are gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Listener {
@@ -45,6 +46,26 @@ pub struct Listener {
     pub active: u64,
     /// How long connections took that are over.
     pub durations: ByTransport,
+}
+
+impl Listener {
+    /// Adds what another one counted: whatever only grows, and of upstreams only of those that both
+    /// have.
+    pub fn add_counts(&mut self, other: &Self) {
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+        self.refused_connections += other.refused_connections;
+        self.refused_source += other.refused_source;
+        self.refused_rate += other.refused_rate;
+        self.refused_source_rate += other.refused_source_rate;
+        self.waited += other.waited;
+        self.over_limit_tcp += other.over_limit_tcp;
+        self.durations.add(&other.durations);
+        for upstream in &mut self.upstreams {
+            let same = other.upstreams.iter().find(|theirs| theirs.address == upstream.address);
+            upstream.failed += same.map_or(0, |theirs| theirs.failed);
+        }
+    }
 }
 
 /// One address to which connections of a listener go.

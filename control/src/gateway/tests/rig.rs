@@ -179,7 +179,7 @@ fn text_of(gateway: SocketAddr, target: SocketAddr, sides: &str, more: &str) -> 
     )
 }
 
-fn open_port(
+pub(super) fn open_port(
     config: &Config,
     address: Ipv4Addr,
     clock: Clock,
