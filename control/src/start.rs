@@ -412,7 +412,7 @@ fn raise_descriptor_limit() {
 const DOOR_IS_SHUT: &str = "local.socket cannot be served";
 /// Answers of name servers that wait for the control thread.
 const ANSWERS_MAX: usize = 64;
-/// Questions of the admin thread in flight. It asks one at a time.
+/// Questions in flight. The admin thread puts one at a time, and leaves those that take too long.
 const QUESTIONS_MAX: usize = 16;
 
 #[cfg(test)]

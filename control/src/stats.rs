@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 
 pub use confinement::Confinement;
 pub use connections::{
-    Connection, ConnectionPage, ConnectionQuery, FallbackReason, Process, SharedMemory, Sort,
-    Transport,
+    Candidate, Connection, ConnectionPage, ConnectionQuery, FallbackReason, Process, SharedMemory,
+    Sort, Transport,
 };
 pub use durations::{ByTransport, Durations, Spread};
 pub use history::{Columns, History, SAMPLE_EVERY, Sample};
@@ -27,6 +27,7 @@ pub use listeners::{Listener, Upstream};
 pub use peers::{Measured, Peer};
 pub use pollers::{Poller, Residence};
 
+use crate::config::Config;
 use crate::operate::{OperateError, Operation};
 
 /// Version of these documents. A reader that knows another one should say so and stop.
@@ -35,25 +36,30 @@ pub const SCHEMA: u32 = 1;
 /// Most rows of one page of connections.
 pub const PER_PAGE_MAX: u32 = 1_000;
 
+/// An answer that comes as soon as the gateway gets round to it; or none, because it has too many
+/// questions already, or has ended.
+pub type Answering<T> = oneshot::Receiver<T>;
+
 /// Who can answer the admin thread's questions.
 ///
-/// All are called on the admin thread, may be called at any rate, and must return promptly, from
-/// counters and snapshots: a scrape never waits for the data path.
+/// All but [`operate`](Self::operate) return at once. Answers are made from counters and snapshots:
+/// a scrape never waits for the data path.
 pub trait Provider: Send + Sync + 'static {
     /// The gateway now.
-    fn stats(&self) -> Stats;
-    /// What the history keeps of now, as soon as the gateway gets round to it. Unlike the others
-    /// this does not wait: nobody but the history does.
-    fn sample(&self) -> oneshot::Receiver<Sample>;
-    /// The same without [`Stats::link_groups`], for whoever asks often: however many connections
-    /// there are, it costs the same.
-    fn figures(&self) -> Stats;
+    fn stats(&self) -> Answering<Stats>;
+    /// What the history keeps of now.
+    fn sample(&self) -> Answering<Sample>;
+    /// As [`stats`](Self::stats), but without [`Stats::link_groups`], for whoever asks often:
+    /// however many connections there are, it costs the same.
+    fn figures(&self) -> Answering<Stats>;
     /// One page of its connections; see [`ConnectionPage::select`].
-    fn connections(&self, query: &ConnectionQuery) -> ConnectionPage;
+    fn connections(&self, query: ConnectionQuery) -> Answering<ConnectionPage>;
     /// Whether new connections would be served, at this listener if one is named.
-    fn ready(&self, listener: Option<String>) -> Readiness;
-    /// The configuration in force; none if the gateway does not answer.
-    fn config(&self) -> Option<serde_json::Value>;
+    fn ready(&self, listener: Option<String>) -> Answering<Readiness>;
+    /// The configuration in force.
+    fn config(&self) -> Answering<Config>;
+    /// Waits, so it is not called on the admin thread.
+    ///
     /// Obeys an operator. The answer says that the work has begun, which may take its time, and
     /// what was done already, in words.
     ///
@@ -387,6 +393,27 @@ pub(crate) mod tests {
         }
     }
 
+    /// The page that `query` asks for, of connections whose rows are there already.
+    pub(crate) fn page_of(
+        rows: impl IntoIterator<Item = Connection>,
+        query: &ConnectionQuery,
+    ) -> ConnectionPage {
+        let wanted = |row: &Connection| query.wants(&row.listener, row.transport);
+        let rows: Vec<_> = rows.into_iter().filter(wanted).collect();
+        let candidates = rows.iter().map(|of| {
+            let carried = of.bytes_in + of.bytes_out;
+            Candidate { of, carried, age_s: of.age_s }
+        });
+        ConnectionPage::select(candidates, query, Connection::clone)
+    }
+
+    /// An answer that is there already.
+    pub(crate) fn answered<T: std::fmt::Debug>(answer: T) -> Answering<T> {
+        let (to, answering) = oneshot::channel();
+        to.send(answer).unwrap();
+        answering
+    }
+
     /// Dashboards and the end-to-end tests read these very keys; renaming breaks them silently.
     #[test]
     fn stats_have_the_promised_keys() {
@@ -450,7 +477,7 @@ pub(crate) mod tests {
             ..ConnectionQuery::default()
         };
         let ids = |page| {
-            let page = ConnectionPage::select(all(), &query(page));
+            let page = page_of(all(), &query(page));
             assert_eq!(page.total, 4);
             page.connections.iter().map(|row| row.id).collect::<Vec<_>>()
         };

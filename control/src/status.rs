@@ -1,7 +1,7 @@
 //! The admin thread's questions to the control thread.
 //!
-//! The admin thread asks through a bounded queue and waits; the control thread answers between two
-//! other things. Pollers are not asked at all: their counters are read as they stand.
+//! Questions go through a bounded queue; the control thread answers between two other things.
+//! Pollers are not asked at all: their counters are read as they stand.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
@@ -15,23 +15,23 @@ use crate::config::Config;
 use crate::operate::{OperateError, Operation};
 use crate::reload::Prepared;
 use crate::stats::{
-    Connection, ConnectionPage, ConnectionQuery, Provider, Readiness, Sample, Stats,
+    Answering, ConnectionPage, ConnectionQuery, Provider, Readiness, Sample, Stats,
 };
 
 /// What the admin thread wants to know.
 pub enum Question {
     /// Everything about the gateway.
-    Stats(SyncSender<Stats>),
+    Stats(oneshot::Sender<Stats>),
     /// What the history keeps of now.
     Sample(oneshot::Sender<Sample>),
     /// The same without rows of link groups.
-    Figures(SyncSender<Stats>),
-    /// Every connection.
-    Connections(SyncSender<Vec<Connection>>),
+    Figures(oneshot::Sender<Stats>),
+    /// The connections that are asked for.
+    Connections(ConnectionQuery, oneshot::Sender<ConnectionPage>),
     /// Whether new connections would be served, at this listener if one is named.
-    Ready(Option<String>, SyncSender<Readiness>),
+    Ready(Option<String>, oneshot::Sender<Readiness>),
     /// The configuration in force.
-    Config(SyncSender<Config>),
+    Config(oneshot::Sender<Config>),
     /// That something be done.
     Operate(Operation, SyncSender<Outcome>),
     /// That another configuration be put in force.
@@ -78,9 +78,8 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Asks, and waits for the answer. The control thread is never busy for longer than this, and
-    /// if it is, an empty answer tells more than a scrape that hangs.
-    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Question) -> Option<T> {
+    /// Asks, and waits for the answer, but no longer than [`PATIENCE`].
+    fn order<T>(&self, question: impl FnOnce(SyncSender<T>) -> Question) -> Option<T> {
         let (answer, answered) = mpsc::sync_channel(1);
         self.questions.send(question(answer)).ok()?;
         answered.recv_timeout(PATIENCE).ok()
@@ -96,39 +95,40 @@ impl Asker {
         let file = self.file.as_ref().ok_or_else(|| OperateError::Refused(why.to_owned()))?;
         let prepared = Box::new(Prepared::read(file).map_err(OperateError::Wrong)?);
         let question = |answer| Question::Reload(prepared, answer);
-        self.ask(question).unwrap_or(Err(OperateError::Silent))
+        self.order(question).unwrap_or(Err(OperateError::Silent))
+    }
+
+    /// Asks. If the queue is full, the question is dropped, and so is the promise of an answer.
+    fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Answering<T> {
+        let (answer, answered) = oneshot::channel();
+        drop(self.questions.send(question(answer)));
+        answered
     }
 }
 
 impl Provider for Asker {
-    fn stats(&self) -> Stats {
-        self.ask(Question::Stats).unwrap_or_default()
+    fn stats(&self) -> Answering<Stats> {
+        self.ask(Question::Stats)
     }
 
-    fn sample(&self) -> oneshot::Receiver<Sample> {
-        let (answer, answered) = oneshot::channel();
-        // If the queue is full, the question is dropped, and so is the promise of an answer.
-        drop(self.questions.send(Question::Sample(answer)));
-        answered
+    fn sample(&self) -> Answering<Sample> {
+        self.ask(Question::Sample)
     }
 
-    fn figures(&self) -> Stats {
-        self.ask(Question::Figures).unwrap_or_default()
+    fn figures(&self) -> Answering<Stats> {
+        self.ask(Question::Figures)
     }
 
-    fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {
-        let all = self.ask(Question::Connections).unwrap_or_default();
-        ConnectionPage::select(all, query)
+    fn connections(&self, query: ConnectionQuery) -> Answering<ConnectionPage> {
+        self.ask(|answer| Question::Connections(query, answer))
     }
 
-    fn ready(&self, listener: Option<String>) -> Readiness {
-        let silent =
-            || Readiness { reasons: vec!["the control thread does not answer".to_owned()] };
-        self.ask(|answer| Question::Ready(listener, answer)).unwrap_or_else(silent)
+    fn ready(&self, listener: Option<String>) -> Answering<Readiness> {
+        self.ask(|answer| Question::Ready(listener, answer))
     }
 
-    fn config(&self) -> Option<serde_json::Value> {
-        self.ask(Question::Config).map(|config| config.to_json())
+    fn config(&self) -> Answering<Config> {
+        self.ask(Question::Config)
     }
 
     fn operate(&self, operation: Operation) -> Outcome {
@@ -136,9 +136,9 @@ impl Provider for Asker {
             return self.reload();
         }
         let question = |answer| Question::Operate(operation, answer);
-        self.ask(question).unwrap_or(Err(OperateError::Silent))
+        self.order(question).unwrap_or(Err(OperateError::Silent))
     }
 }
 
-/// How long the admin thread waits for an answer.
+/// How long an order waits until the control thread has begun to obey it.
 const PATIENCE: Duration = Duration::from_secs(2);

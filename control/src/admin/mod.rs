@@ -14,9 +14,12 @@
 //!
 //! Everything else only reads. A web page that an operator looks at cannot operate the gateway: a
 //! browser asks for permission before it sends JSON to another site, and is refused here. The
-//! thread has its own single-threaded runtime, so that a scrape costs the control thread and the
-//! pollers no more than the atomics they publish. Errors are JSON: `{"error": "…"}`.
+//! thread has its own single-threaded runtime. A request costs the pollers no more than the atomics
+//! that they publish. The control thread answers one request at a time, and builds the rows of one
+//! page of connections, unless it has to search all of them. If it does not answer, requests get
+//! 503. Errors are JSON: `{"error": "…"}`.
 
+mod asking;
 mod guard;
 mod history;
 mod metrics;
@@ -32,6 +35,7 @@ use tokio::sync::oneshot;
 
 use crate::stats::Provider;
 use crate::supervise;
+use asking::Desk;
 use guard::Guarded;
 use history::Keeper;
 
@@ -82,7 +86,8 @@ fn serve(
         .enable_all()
         .on_thread_start(supervise::may_panic)
         .build()?;
-    let router = routes::router(Arc::clone(provider), history.clone(), bound.local_addr()?);
+    let desk = Desk::new(Arc::clone(provider));
+    let router = routes::router(desk, history.clone(), bound.local_addr()?);
     runtime.block_on(async {
         let listener = Guarded::new(tokio::net::TcpListener::from_std(bound.try_clone()?)?);
         // No tasks of their own: a panic of a task would end that task and nobody would notice,

@@ -1,7 +1,6 @@
 //! What each path answers.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
@@ -14,19 +13,18 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::json;
 
+use super::asking::{Desk, Silent};
 use super::history::Keeper;
 use super::{metrics, page};
 use crate::operate::{OperateError, Operation};
-use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Provider, SCHEMA, Sort, Transport};
-
-type ProviderState = State<Arc<dyn Provider>>;
+use crate::stats::{ConnectionQuery, PER_PAGE_MAX, Readiness, SCHEMA, Sort, Transport};
 
 /// All paths of the endpoint that listens at `local`.
-pub(super) fn router(provider: Arc<dyn Provider>, history: Keeper, local: SocketAddr) -> Router {
+pub(super) fn router(desk: Desk, history: Keeper, local: SocketAddr) -> Router {
     Router::new()
         .route("/", get(page::page))
         .route("/page/{file}", get(page::file))
-        .route("/stats", get(async |State(it): ProviderState| Json(it.stats())))
+        .route("/stats", get(stats))
         .route("/connections", get(connections))
         .route("/history", get(async move || Json(history.columns())))
         .route("/metrics", get(metrics_text))
@@ -39,7 +37,7 @@ pub(super) fn router(provider: Arc<dyn Provider>, history: Keeper, local: Socket
             refusal(StatusCode::METHOD_NOT_ALLOWED, "GET everything, POST /operate only")
         })
         .layer(middleware::from_fn_with_state(local, check_name))
-        .with_state(provider)
+        .with_state(desk)
 }
 
 async fn check_name(State(local): State<SocketAddr>, request: Request, next: Next) -> Response {
@@ -107,33 +105,35 @@ impl Filters {
     }
 }
 
+async fn stats(State(desk): State<Desk>) -> Result<Response, Silent> {
+    Ok(Json(desk.ask(|it| it.stats()).await?).into_response())
+}
+
 async fn connections(
-    State(provider): ProviderState,
+    State(desk): State<Desk>,
     filters: Result<Query<Filters>, QueryRejection>,
-) -> Response {
+) -> Result<Response, Silent> {
     let query = match filters {
         Ok(Query(filters)) => filters.check(),
         Err(rejection) => Err(rejection.body_text()),
     };
-    match query {
-        Ok(query) => Json(provider.connections(&query)).into_response(),
+    Ok(match query {
+        Ok(query) => Json(desk.ask(|it| it.connections(query)).await?).into_response(),
         Err(why) => refusal(StatusCode::BAD_REQUEST, &why),
-    }
+    })
 }
 
-async fn metrics_text(State(provider): ProviderState, headers: HeaderMap) -> Response {
+async fn metrics_text(State(desk): State<Desk>, headers: HeaderMap) -> Result<Response, Silent> {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = metrics::Format::for_accept(accept.unwrap_or_default());
     let kind = [(header::CONTENT_TYPE, format.content_type())];
-    (kind, metrics::text(provider.figures(), format)).into_response()
+    let figures = desk.ask(|it| it.figures()).await?;
+    Ok((kind, metrics::text(figures, format)).into_response())
 }
 
 /// The configuration in force, with all defaults, in the words of the file.
-async fn config(State(provider): ProviderState) -> Response {
-    match provider.config() {
-        Some(config) => Json(config).into_response(),
-        None => refusal(StatusCode::SERVICE_UNAVAILABLE, &OperateError::Silent.to_string()),
-    }
+async fn config(State(desk): State<Desk>) -> Result<Response, Silent> {
+    Ok(Json(desk.ask(|it| it.config()).await?.to_json()).into_response())
 }
 
 /// The query string of `/readyz`.
@@ -143,15 +143,13 @@ struct About {
     listener: Option<String>,
 }
 
-async fn ready(
-    State(provider): ProviderState,
-    about: Result<Query<About>, QueryRejection>,
-) -> Response {
+async fn ready(State(desk): State<Desk>, about: Result<Query<About>, QueryRejection>) -> Response {
     let about = match about {
         Ok(Query(about)) => about,
         Err(rejection) => return refusal(StatusCode::BAD_REQUEST, &rejection.body_text()),
     };
-    let readiness = provider.ready(about.listener);
+    let silent = |Silent| Readiness { reasons: vec![OperateError::Silent.to_string()] };
+    let readiness = desk.ask(|it| it.ready(about.listener)).await.unwrap_or_else(silent);
     if readiness.is_ready() {
         return Json(json!({"status": "ready"})).into_response();
     }
@@ -161,7 +159,7 @@ async fn ready(
 
 /// Obeys an operator.
 async fn operate(
-    State(provider): ProviderState,
+    State(desk): State<Desk>,
     body: Result<Json<Operation>, JsonRejection>,
 ) -> Response {
     let operation = match body {
@@ -169,6 +167,7 @@ async fn operate(
         Err(rejection) => return refusal(rejection.status(), &rejection.body_text()),
     };
     // Names are resolved for some of them, which takes time; statistics are read meanwhile.
+    let provider = desk.provider();
     let outcome = tokio::task::spawn_blocking(move || provider.operate(operation)).await;
     match outcome.unwrap_or(Err(OperateError::Silent)) {
         Ok(notes) => {
@@ -183,6 +182,12 @@ async fn operate(
             };
             refusal(status, &error.to_string())
         }
+    }
+}
+
+impl IntoResponse for Silent {
+    fn into_response(self) -> Response {
+        refusal(StatusCode::SERVICE_UNAVAILABLE, &OperateError::Silent.to_string())
     }
 }
 

@@ -5,12 +5,17 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
+use smcr_engine::mailbox::{Waker, mailbox};
+
 use super::*;
+use crate::config::Config;
 use crate::operate::{OperateError, Operation};
 use crate::stats::{
-    Active, ByTransport, ConnectionPage, ConnectionQuery, Fallback, Listener, Poller, Readiness,
-    Rnic, SCHEMA, Sample, Stats, Totals, Transport, Upstream, tests::row,
+    Active, Answering, ByTransport, ConnectionPage, ConnectionQuery, Fallback, Listener, Poller,
+    Readiness, Rnic, SCHEMA, Sample, Stats, Totals, Transport, Upstream,
+    tests::{answered, page_of, row},
 };
+use crate::status::Asker;
 
 /// A gateway that stands still.
 #[derive(Default)]
@@ -21,8 +26,8 @@ struct Still {
 }
 
 impl Provider for Still {
-    fn stats(&self) -> Stats {
-        Stats {
+    fn stats(&self) -> Answering<Stats> {
+        answered(Stats {
             schema: SCHEMA,
             version: "1.2.3".to_owned(),
             uptime_s: 7,
@@ -55,35 +60,34 @@ impl Provider for Still {
             }],
             listeners: vec![twice("removed", 5), twice("open", 7)],
             ..Stats::default()
-        }
+        })
     }
 
-    fn sample(&self) -> oneshot::Receiver<Sample> {
+    fn sample(&self) -> Answering<Sample> {
         let faults = self.faults.load(SeqCst);
         self.faults.store(faults.saturating_sub(1), SeqCst);
         assert_eq!(faults, 0, "as I was asked to");
-        let (answer, answered) = oneshot::channel();
-        answer.send(Sample { uptime_ms: 7_000, bytes_in: 99, ..Sample::default() }).unwrap();
-        answered
+        answered(Sample { uptime_ms: 7_000, bytes_in: 99, ..Sample::default() })
     }
 
-    fn figures(&self) -> Stats {
+    fn figures(&self) -> Answering<Stats> {
         self.stats()
     }
 
-    fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {
+    fn connections(&self, query: ConnectionQuery) -> Answering<ConnectionPage> {
         let all = (1..=5)
             .map(|id| row(id, "to-b", if id == 3 { Transport::Tcp } else { Transport::SmcR }));
-        ConnectionPage::select(all, query)
+        answered(page_of(all, &query))
     }
 
-    fn config(&self) -> Option<serde_json::Value> {
-        Some(serde_json::json!({"log": "info"}))
+    fn config(&self) -> Answering<Config> {
+        let text = "[[listener]]\nname = 'a'\nbind = '127.0.0.1:1'\nupstream = '127.0.0.1:2'\n";
+        answered(Config::parse(text, "a.toml").unwrap())
     }
 
-    fn ready(&self, listener: Option<String>) -> Readiness {
+    fn ready(&self, listener: Option<String>) -> Answering<Readiness> {
         let about = listener.into_iter().map(|name| format!("there is no listener {name}"));
-        Readiness { reasons: self.reasons.iter().cloned().chain(about).collect() }
+        answered(Readiness { reasons: self.reasons.iter().cloned().chain(about).collect() })
     }
 
     fn operate(&self, operation: Operation) -> Result<Vec<String>, OperateError> {
@@ -257,6 +261,35 @@ fn listeners_of_one_name_are_one_series() {
     }
     let smc = "{listener=\"twice\",transport=\"smc-r\"}";
     assert!(!text.contains(smc), "a transport that was not used");
+}
+
+/// Prometheus took the zeros of a control thread that did not answer for a restart. It gets an
+/// error now; and whoever asks whether this thread lives is answered at once all the same.
+#[test]
+fn a_control_thread_that_does_not_answer_is_no_zero_and_holds_nobody_up() {
+    let (questions, _nobody) = mailbox(16, Waker::new().unwrap());
+    let asker = Arc::new(Asker { questions, file: None });
+    let admin = spawn("127.0.0.1:0".parse().unwrap(), asker).unwrap();
+    let ask = |path: &str, patience| {
+        let mut stream = TcpStream::connect(admin.address()).unwrap();
+        stream.set_read_timeout(Some(patience)).unwrap();
+        let head = "Host: 127.0.0.1\r\nConnection: close";
+        write!(stream, "GET {path} HTTP/1.1\r\n{head}\r\n\r\n").unwrap();
+        stream
+    };
+    // One after another they would take longer than a connection may last.
+    let paths = ["/metrics", "/stats", "/connections", "/config", "/readyz"];
+    let silent = paths.map(|path| (path, ask(path, Duration::from_secs(20))));
+    std::thread::sleep(Duration::from_millis(200));
+    let mut alive = [0; 12];
+    ask("/healthz", Duration::from_secs(1)).read_exact(&mut alive).expect("an answer at once");
+    assert_eq!(&alive, b"HTTP/1.1 200");
+    for (path, mut stream) in silent {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{path}: {answer}");
+        assert!(answer.contains("the control thread does not answer"), "{path}: {answer}");
+    }
 }
 
 /// A load balancer must see the difference between alive and ready, an operator the reason.

@@ -15,6 +15,7 @@ use smcr_proto::link_group::{LinkGroup as LinkMachine, Role, Symmetry, Version};
 use smcr_proto::wire::clc::Diagnosis;
 use smcr_proto::wire::clc::v2::OsType;
 use smcr_rnic::Rnic;
+use tokio::sync::oneshot;
 
 use super::Gateway;
 use super::poller_rows::poller_row;
@@ -32,20 +33,20 @@ impl<N: Rnic> Gateway<N> {
     /// Answers what the admin thread asked.
     pub(super) fn answer_questions(&mut self, now: Instant) {
         while let Some(question) = self.mail.questions.receive() {
-            // Whoever asked may have stopped waiting; then the answer is dropped.
             match question {
-                Question::Sample(answer) => drop(answer.send(self.sample(now))),
-                Question::Stats(answer) => {
+                Question::Sample(to) => answer(to, || self.sample(now)),
+                Question::Stats(to) => answer(to, || {
                     let link_groups = self.link_groups();
-                    drop(answer.try_send(Stats { link_groups, ..self.figures(now) }));
-                }
-                Question::Figures(answer) => drop(answer.try_send(self.figures(now))),
-                Question::Connections(answer) => drop(answer.try_send(self.connections(now))),
-                Question::Ready(listener, answer) => {
+                    Stats { link_groups, ..self.figures(now) }
+                }),
+                Question::Figures(to) => answer(to, || self.figures(now)),
+                Question::Connections(query, to) => answer(to, || self.connections(now, &query)),
+                Question::Ready(listener, to) => answer(to, || {
                     let reasons = self.reasons_to_stay_away(listener.as_deref());
-                    drop(answer.try_send(Readiness { reasons }));
-                }
-                Question::Config(answer) => drop(answer.try_send(self.config.clone())),
+                    Readiness { reasons }
+                }),
+                Question::Config(to) => answer(to, || self.config.clone()),
+                // Whoever asked may have stopped waiting; then the answer is dropped.
                 Question::Operate(operation, answer) => {
                     drop(answer.try_send(self.operate(now, operation)));
                     self.settle(now);
@@ -298,6 +299,13 @@ fn add_traffic(row: &mut RnicRow, traffic: &Traffic) {
     row.psn_errors += read(&traffic.psn_errors);
     row.unknown_qp += read(&traffic.unknown_qp);
     row.rkey_errors += read(&traffic.rkey_errors);
+}
+
+/// Answers, unless whoever asked has stopped waiting: questions that are too old cost nothing.
+fn answer<T>(to: oneshot::Sender<T>, made: impl FnOnce() -> T) {
+    if !to.is_closed() {
+        drop(to.send(made()));
+    }
 }
 
 fn role_name(role: Role) -> &'static str {

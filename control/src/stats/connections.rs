@@ -113,9 +113,6 @@ impl Connection {
     /// Whether each of these words, in lower case, is part of its ends, its listener, its
     /// transport, its state, its reason to stay TCP, its peer's name or its program's.
     fn contains(&self, words: &[String]) -> bool {
-        if words.is_empty() {
-            return true;
-        }
         let texts = [&self.app, &self.peer, &self.listener, &self.state].map(String::as_str);
         let host = self.v2.as_ref().map_or("", |v2| &v2.peer_host);
         let reason = self.fallback.as_ref().map_or("", |reason| &reason.name);
@@ -185,15 +182,12 @@ impl Sort {
             .find(|sort| sort.name() == name)
     }
 
-    fn apply(self, rows: &mut [Connection]) {
+    fn apply<T>(self, all: &mut [Candidate<T>]) {
         match self {
             Self::Place => {}
-            Self::Bytes => {
-                let carried = |row: &Connection| row.bytes_in.saturating_add(row.bytes_out);
-                rows.sort_by_key(|row| std::cmp::Reverse(carried(row)));
-            }
-            Self::Oldest => rows.sort_by(|one, other| other.age_s.total_cmp(&one.age_s)),
-            Self::Youngest => rows.sort_by(|one, other| one.age_s.total_cmp(&other.age_s)),
+            Self::Bytes => all.sort_by_key(|one| std::cmp::Reverse(one.carried)),
+            Self::Oldest => all.sort_by(|one, other| other.age_s.total_cmp(&one.age_s)),
+            Self::Youngest => all.sort_by(|one, other| one.age_s.total_cmp(&other.age_s)),
         }
     }
 }
@@ -234,26 +228,45 @@ pub struct ConnectionPage {
     pub connections: Vec<Connection>,
 }
 
+/// A connection whose row is not built yet, and what decides about its place.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<T> {
+    /// Which one it is.
+    pub of: T,
+    /// Bytes that it has carried, in both directions.
+    pub carried: u64,
+    /// Seconds since it was accepted.
+    pub age_s: f64,
+}
+
 impl ConnectionPage {
-    /// The page that `query` asks for, out of all connections in a stable order.
+    /// The page that `query` asks for, out of all connections that it
+    /// [wants](ConnectionQuery::wants), in a stable order. `row` builds their rows: only those of
+    /// the page, unless there are words to search for.
     ///
     /// A page behind the last one is empty; `total` is right all the same.
-    pub fn select(all: impl IntoIterator<Item = Connection>, query: &ConnectionQuery) -> Self {
+    pub fn select<T: Copy>(
+        all: impl IntoIterator<Item = Candidate<T>>,
+        query: &ConnectionQuery,
+        row: impl Fn(T) -> Connection,
+    ) -> Self {
         let words: Vec<_> = query.search.split_whitespace().map(str::to_lowercase).collect();
-        let mut rows: Vec<_> = all
-            .into_iter()
-            .filter(|row| query.wants(&row.listener, row.transport))
-            .filter(|row| row.contains(&words))
-            .collect();
-        query.sort.apply(&mut rows);
+        let is_meant = |one: &Candidate<T>| words.is_empty() || row(one.of).contains(&words);
+        let mut all: Vec<_> = all.into_iter().filter(is_meant).collect();
+        query.sort.apply(&mut all);
         let skip = u64::from(query.page.saturating_sub(1)) * u64::from(query.per_page);
         let skip = usize::try_from(skip).unwrap_or(usize::MAX);
         Self {
             schema: SCHEMA,
-            total: rows.len() as u64,
+            total: all.len() as u64,
             page: query.page,
             per_page: query.per_page,
-            connections: rows.into_iter().skip(skip).take(query.per_page as usize).collect(),
+            connections: all
+                .into_iter()
+                .skip(skip)
+                .take(query.per_page as usize)
+                .map(|one| row(one.of))
+                .collect(),
         }
     }
 }
@@ -261,7 +274,9 @@ impl ConnectionPage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::tests::row;
+    use std::cell::Cell;
+
+    use crate::stats::tests::{page_of, row};
 
     fn ids(query: &ConnectionQuery) -> Vec<u64> {
         let mut rows = [
@@ -275,7 +290,7 @@ mod tests {
         rows.iter_mut().for_each(|row| row.bytes_out = 0);
         rows[1].fallback =
             Some(FallbackReason { code: 0x0301_0000, name: "NO_SMC_OPTION".to_owned() });
-        ConnectionPage::select(rows, query).connections.iter().map(|row| row.id).collect()
+        page_of(rows, query).connections.iter().map(|row| row.id).collect()
     }
 
     /// Whoever looks for a client, a listener or a reason finds it by whatever he knows of it.
@@ -290,6 +305,25 @@ mod tests {
         assert_eq!(search("no_smc"), [2]);
         assert_eq!(search(" 10.8.0.2  active "), [1, 2, 3]);
         assert_eq!(search("half-closed"), [0; 0]);
+    }
+
+    /// Rows of thousands of connections take the control thread milliseconds, for each page that is
+    /// asked for. Only those of the page are built.
+    #[test]
+    fn only_rows_of_the_page_are_built() {
+        let built = Cell::new(0);
+        let of = |id: u64| {
+            built.set(built.get() + 1);
+            row(id, "to-b", Transport::SmcR)
+        };
+        let all = || (0..1_000).map(|id| Candidate { of: id, carried: id, age_s: 1.0 });
+        let query = ConnectionQuery { sort: Sort::Bytes, per_page: 10, ..Default::default() };
+        let page = ConnectionPage::select(all(), &query, of);
+        assert_eq!((page.total, page.connections[0].id, built.take()), (1_000, 999, 10));
+        // Words may be anywhere in a row.
+        let query = ConnectionQuery { search: "40999".to_owned(), ..query };
+        let page = ConnectionPage::select(all(), &query, of);
+        assert_eq!((page.total, page.connections[0].id, built.get()), (1, 999, 1_001));
     }
 
     /// The busiest connection of thousands must be on the first page.

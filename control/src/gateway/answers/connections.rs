@@ -13,26 +13,55 @@ use crate::listener::Listener as ListenerAtWork;
 use crate::rendezvous::Stage;
 use crate::sessions::{Carried, Open, Session};
 use crate::slab::Key;
-use crate::stats::{Connection, FallbackReason, Transport};
+use crate::stats::{
+    Candidate, Connection, ConnectionPage, ConnectionQuery, FallbackReason, Transport,
+};
 
 impl<N: Rnic> Gateway<N> {
-    /// Every connection.
-    pub(super) fn connections(&self, now: Instant) -> Vec<Connection> {
-        let rows = self.sessions.iter().filter_map(|(key, session)| {
-            let id = u64::from(key.generation) << 32 | u64::from(key.index);
-            match session {
-                Session::Negotiating(one) => {
-                    let state = match self.stage(key) {
-                        Stage::Waiting => "waiting",
-                        Stage::Connecting => "connecting",
-                    };
-                    Some(self.early_row(id, one.listener, [one.source, one.target], state))
-                }
-                Session::Open(open) => Some(self.open_row(now, (id, key), open)),
-                Session::Kept(_) => None,
-            }
+    /// The page that `query` asks for. Rows are built of those connections only that are on it;
+    /// of all that its filters leave if words are searched for.
+    pub(super) fn connections(&self, now: Instant, query: &ConnectionQuery) -> ConnectionPage {
+        let candidates = self.sessions.iter().filter_map(|(key, session)| {
+            let (listener, transport) = match session {
+                Session::Negotiating(one) => (one.listener, Transport::Tcp),
+                Session::Open(open) => (open.listener, open.transport.name()),
+                Session::Kept(_) => return None,
+            };
+            let listener = &self.listeners[usize::from(listener)].config.name;
+            query.wants(listener, transport).then(|| self.candidate(now, key, session))
         });
-        rows.collect()
+        ConnectionPage::select(candidates, query, |(key, session)| self.row(now, key, session))
+    }
+
+    fn candidate<'a>(
+        &self,
+        now: Instant,
+        key: Key,
+        session: &'a Session,
+    ) -> Candidate<(Key, &'a Session)> {
+        let (carried, age_s) = match session {
+            Session::Negotiating(_) | Session::Kept(_) => (0, 0.0),
+            Session::Open(open) => {
+                let reading = reading(self.endpoint.groups(), open);
+                (reading.bytes_in.saturating_add(reading.bytes_out), age_s(now, open))
+            }
+        };
+        Candidate { of: (key, session), carried, age_s }
+    }
+
+    fn row(&self, now: Instant, key: Key, session: &Session) -> Connection {
+        let id = u64::from(key.generation) << 32 | u64::from(key.index);
+        match session {
+            Session::Negotiating(one) => {
+                let state = match self.stage(key) {
+                    Stage::Waiting => "waiting",
+                    Stage::Connecting => "connecting",
+                };
+                self.early_row(id, one.listener, [one.source, one.target], state)
+            }
+            Session::Open(open) => self.open_row(now, (id, key), open),
+            Session::Kept(_) => panic!("no candidate is one that is over"),
+        }
     }
 
     fn stage(&self, key: Key) -> Stage {
@@ -94,9 +123,13 @@ impl<N: Rnic> Gateway<N> {
             v2: row.and_then(v2_row),
             process: open.process.as_deref().cloned(),
             memory: self.local.as_ref().and_then(|local| local.memory_of(key)),
-            age_s: now.since(open.came).as_secs_f64(),
+            age_s: age_s(now, open),
         }
     }
+}
+
+fn age_s(now: Instant, open: &Open) -> f64 {
+    now.since(open.came).as_secs_f64()
 }
 
 /// The address of the application and that of the peer, of the two `ends` of a connection: the one

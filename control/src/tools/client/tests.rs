@@ -4,12 +4,14 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::*;
 use crate::admin;
+use crate::config::Config;
 use crate::operate::OperateError;
-use crate::stats::{Provider, Readiness, Sample, Transport, tests::row};
+use crate::stats::{
+    Answering, Provider, Readiness, Sample, Transport,
+    tests::{answered as ready_made, page_of, row},
+};
 
 /// A gateway with many connections.
 struct Busy {
@@ -17,30 +19,30 @@ struct Busy {
 }
 
 impl Provider for Busy {
-    fn stats(&self) -> Stats {
-        Stats { schema: SCHEMA, uptime_s: 5, ..Stats::default() }
+    fn stats(&self) -> Answering<Stats> {
+        ready_made(Stats { schema: SCHEMA, uptime_s: 5, ..Stats::default() })
     }
 
-    fn sample(&self) -> oneshot::Receiver<Sample> {
-        oneshot::channel().1
+    fn sample(&self) -> Answering<Sample> {
+        ready_made(Sample::default())
     }
 
-    fn figures(&self) -> Stats {
+    fn figures(&self) -> Answering<Stats> {
         self.stats()
     }
 
-    fn connections(&self, query: &ConnectionQuery) -> ConnectionPage {
+    fn connections(&self, query: ConnectionQuery) -> Answering<ConnectionPage> {
         let all = (0..self.connections)
             .map(|id| row(id, "a & b", if id % 2 == 0 { Transport::SmcR } else { Transport::Tcp }));
-        ConnectionPage::select(all, query)
+        ready_made(page_of(all, &query))
     }
 
-    fn config(&self) -> Option<Value> {
-        None
+    fn config(&self) -> Answering<Config> {
+        panic!("no program asks for it")
     }
 
-    fn ready(&self, _: Option<String>) -> Readiness {
-        Readiness::default()
+    fn ready(&self, _: Option<String>) -> Answering<Readiness> {
+        ready_made(Readiness::default())
     }
 
     fn operate(&self, operation: Operation) -> Result<Vec<String>, OperateError> {
