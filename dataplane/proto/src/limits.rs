@@ -68,7 +68,8 @@ pub const ADD_LINK_WAIT: Duration = Duration::from_secs(2);
 /// only when TEST LINK has failed on it.
 pub const LINK_EXCHANGE_WAIT: Duration = Duration::from_secs(40);
 
-/// How long either side waits for the answer to CONFIRM RKEY or DELETE RKEY.
+/// How long either side waits for the answer to CONFIRM RKEY or DELETE RKEY, if another link can
+/// take over. The only link has [`LINK_EXCHANGE_WAIT`].
 pub const RKEY_REPLY_WAIT: Duration = Duration::from_secs(2);
 
 /// How long after a failure a further link is tried again (RFC C.8).

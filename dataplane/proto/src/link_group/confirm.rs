@@ -175,6 +175,7 @@ impl LinkGroup {
         }
         self.retry_at = None;
         self.rkeys_may_change();
+        self.await_rkeys_anew(now);
         self.replace_asymmetric(number);
         self.advance(now);
     }

@@ -19,7 +19,8 @@ use core::time::Duration;
 pub(super) struct Announcement {
     pub(super) rmb: RmbIndex,
     pub(super) on: LinkNumber,
-    pub(super) deadline: Instant,
+    /// When the last message of it went out.
+    since: Instant,
     kind: Kind,
 }
 
@@ -39,7 +40,8 @@ pub(super) struct Continuing {
     row: usize,
     /// So many rkeys are to come.
     left: u8,
-    pub(super) deadline: Instant,
+    /// When the last message of it came.
+    since: Instant,
 }
 
 impl LinkGroup {
@@ -157,8 +159,7 @@ impl LinkGroup {
         let count = u8::try_from(self.elsewhere(rmb, on).count()).expect("few links");
         let slots = slot.map_or(0, |slot| 1 << slot) | self.slots_of(&others);
         let kind = Kind::Confirm { slots, left: count.saturating_sub(RKEYS_PER_REQUEST) };
-        let deadline = now + self.confirm_rkey_wait(on);
-        self.announcement = Some(Announcement { rmb, on, deadline, kind });
+        self.announcement = Some(Announcement { rmb, on, since: now, kind });
         let Token { rkey, address } = token;
         let (reply, negative, retry, other_links) = (false, false, false, count);
         // RFC 7609 2.1 #3: one RToken per RMB and link
@@ -170,13 +171,44 @@ impl LinkGroup {
         self.send(on, Llc::ConfirmRkey(request));
     }
 
-    /// Connections wait for the RMB, so that we soon try another link if there is one. Otherwise
-    /// all connections depend on this link, and a busy peer gets more time to answer.
-    fn confirm_rkey_wait(&self, on: LinkNumber) -> Duration {
+    /// How long a message about rkeys may take on this link. Connections may wait for it, so that we
+    /// soon try another link if there is one. Otherwise all connections depend on this link, and a
+    /// busy peer gets more time: a Linux peer answers nothing while it frees a queue pair.
+    ///
+    /// The other link may fail while we wait, so this is asked again whenever time has passed.
+    fn rkey_wait(&self, on: LinkNumber) -> Duration {
         let mut others = self
             .group_links()
-            .filter(|group_link| group_link.number != on && group_link.is_of_use());
+            .filter(|other| other.number != on && other.is_of_use() && other.asked.is_none());
         if others.next().is_some() { RKEY_REPLY_WAIT } else { self.exchange_wait() }
+    }
+
+    /// When the peer is late with its answer about an RMB of ours.
+    fn announcement_deadline(&self) -> Option<Instant> {
+        let Announcement { on, since, .. } = self.announcement?;
+        Some(since + self.rkey_wait(on))
+    }
+
+    /// When the peer is late with further rkeys of an RMB of its own.
+    fn continuing_deadline(&self) -> Option<Instant> {
+        let Continuing { on, since, .. } = self.continuing?;
+        Some(since + self.rkey_wait(on))
+    }
+
+    /// When the peer is late with any message about rkeys.
+    pub(super) fn rkeys_deadline(&self) -> Option<Instant> {
+        [self.announcement_deadline(), self.continuing_deadline()].into_iter().flatten().min()
+    }
+
+    /// A link has come up, so that messages about rkeys may take less time from now on. Those that
+    /// are under way were not late until now.
+    pub(super) fn await_rkeys_anew(&mut self, now: Instant) {
+        if let Some(announcement) = &mut self.announcement {
+            announcement.since = now;
+        }
+        if let Some(continuing) = &mut self.continuing {
+            continuing.since = now;
+        }
     }
 
     /// The rkeys on further links.
@@ -194,8 +226,7 @@ impl LinkGroup {
         }
         let slots = slots | self.slots_of(&others);
         let kind = Kind::Confirm { slots, left: left.saturating_sub(RKEYS_PER_CONTINUATION) };
-        let deadline = now + self.confirm_rkey_wait(on);
-        self.announcement = Some(Announcement { rmb, on, deadline, kind });
+        self.announcement = Some(Announcement { rmb, on, since: now, kind });
         // RFC 7609 A.3.5 #7: further RTokens in CONFIRM RKEY CONTINUATION
         let more =
             ConfirmRkeyContinuation { reply: false, negative: false, remaining: left, others };
@@ -217,8 +248,7 @@ impl LinkGroup {
         };
         let mut rkeys = [Rkey(0); RKEYS_MAX];
         rkeys[0] = token.rkey;
-        let deadline = now + RKEY_REPLY_WAIT;
-        self.announcement = Some(Announcement { rmb, on, deadline, kind: Kind::Delete });
+        self.announcement = Some(Announcement { rmb, on, since: now, kind: Kind::Delete });
         // RFC 7609 3.5.5.2.2 #5: find RMB by RKey of one link
         let request = DeleteRkey { reply: false, negative: false, count: 1, error_mask: 0, rkeys };
         self.send(on, Llc::DeleteRkey(request));
@@ -271,7 +301,7 @@ impl LinkGroup {
         // There is no room for the RMB, as the reply says: nothing is to be continued.
         let Ok(row) = learnt else { return };
         let left = message.other_links.saturating_sub(RKEYS_PER_REQUEST);
-        self.rkeys_learnt(now, Continuing { on, row, left, deadline: now + RKEY_REPLY_WAIT });
+        self.rkeys_learnt(now, Continuing { on, row, left, since: now });
     }
 
     /// Waits for further rkeys of an RMB, or checks it when all have come.
@@ -349,8 +379,7 @@ impl LinkGroup {
         // RFC 7609 A.3.6 #4: continuation reply repeats the request
         let reply = ConfirmRkeyContinuation { reply: true, ..*message };
         self.send(on, Llc::ConfirmRkeyContinuation(reply));
-        let (left, deadline) = (left - brought, now + RKEY_REPLY_WAIT);
-        self.rkeys_learnt(now, Continuing { left, deadline, ..continuing });
+        self.rkeys_learnt(now, Continuing { left: left - brought, since: now, ..continuing });
         Ok(())
     }
 
@@ -464,17 +493,19 @@ impl LinkGroup {
 
     /// The peer did not answer.
     pub(super) fn rkeys_timed_out(&mut self, now: Instant) {
-        let due = |deadline: &Instant| *deadline <= now;
-        let continuing = self.continuing.filter(|continuing| due(&continuing.deadline));
-        if let Some(Continuing { on, .. }) = continuing {
+        let due = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
+        if let Some(Continuing { on, .. }) = self.continuing
+            && due(self.continuing_deadline())
+        {
             self.link_lost(now, on, Cause::LlcTimedOut);
         }
-        let announcement = self.announcement.filter(|announcement| due(&announcement.deadline));
         // An RMB is not deleted without the peer's answer: if the peer wrote there, its queue pair
         // would break. DELETE RKEY is sent again over another link, or the group ends.
         // RFC 7609 C.7.1 #22: unanswered CONFIRM RKEY fails link
         // RFC 7609 3.5.5.2.2 #3: free RMB after DELETE RKEY reply
-        if let Some(Announcement { on, .. }) = announcement {
+        if let Some(Announcement { on, .. }) = self.announcement
+            && due(self.announcement_deadline())
+        {
             self.link_lost(now, on, Cause::LlcTimedOut);
         }
     }

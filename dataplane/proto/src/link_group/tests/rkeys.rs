@@ -629,6 +629,110 @@ fn a_link_without_a_key_is_lost() {
     }
 }
 
+/// A Linux peer that has lost a queue pair answers nothing for up to half a minute while it frees
+/// it. All connections depend on the only link, which was given up after two seconds because nobody
+/// had answered DELETE RKEY.
+// RFC 7609 3.5.5.2.2 #3: free RMB after DELETE RKEY reply
+#[test]
+fn the_only_link_outlives_a_peer_that_is_slow_to_answer() {
+    for role in [Role::Server, Role::Client] {
+        let mut hosts = links(1);
+        announce(&mut hosts, role, 7);
+        hosts.work_for(SECOND * 35);
+        hosts.run();
+        // The server may have refused it, because it was about to try a second link.
+        hosts.sleep(1);
+        assert!(hosts.host(role).told.contains(&Action::RmbConfirmed(RmbIndex(7))), "{role:?}");
+
+        let now = hosts.now;
+        hosts.host(role).group.withdraw_rmb(now, RmbIndex(7));
+        hosts.act();
+        hosts.work_for(SECOND * 35);
+        assert!(hosts.host(role).group.is_established(), "{role:?}");
+        hosts.run();
+        assert!(hosts.host(role).told.contains(&Action::RmbDeleted(RmbIndex(7))), "{role:?}");
+    }
+}
+
+/// The other link fails after the question went out, or is about to be deleted. The peer had two
+/// seconds for its answer while connections could move, and the last healthy link was given up when
+/// they were over: now all connections depend on it.
+// RFC 7609 C.7.1 #22: unanswered CONFIRM RKEY fails link
+#[test]
+fn the_last_link_has_more_time_for_an_answer_than_one_of_two() {
+    let fails = |hosts: &mut Hosts, role| hosts.break_link_at(role, SECOND_LINK);
+    let goes = |hosts: &mut Hosts, role| {
+        let (now, reason) = (hosts.now, DeleteReason::OPERATOR);
+        hosts.host(role).group.delete_link(now, SECOND_LINK, reason, true);
+    };
+    let events: [fn(&mut Hosts, Role); 2] = [fails, goes];
+    for (role, withdraws, event) in [Role::Server, Role::Client]
+        .into_iter()
+        .flat_map(|role| [false, true].map(|withdraws| (role, withdraws)))
+        .flat_map(|(role, withdraws)| events.map(|event| (role, withdraws, event)))
+    {
+        let mut hosts = links(2);
+        announce(&mut hosts, role, 7);
+        if withdraws {
+            hosts.run();
+            let now = hosts.now;
+            hosts.host(role).group.withdraw_rmb(now, RmbIndex(7));
+            hosts.act();
+        }
+        let on = hosts.flying(role)[0].0;
+        assert_eq!(on, LINK);
+        hosts.tick(SECOND);
+        event(&mut hosts, role);
+        hosts.act();
+        hosts.work_for(SECOND * 34);
+        assert!(hosts.host(role).up().contains(&LINK), "{role:?} {withdraws}");
+        hosts.run();
+        let outcome = match withdraws {
+            false => Action::RmbConfirmed(RmbIndex(7)),
+            true => Action::RmbDeleted(RmbIndex(7)),
+        };
+        assert!(hosts.host(role).told.contains(&outcome), "{role:?} {withdraws}");
+    }
+}
+
+/// The same for a peer that is about to continue an announcement of its own.
+// RFC 7609 A.3.6 #2: byte 4 counts RTokens left
+#[test]
+fn the_last_link_has_time_for_a_continuation() {
+    let mut hosts = links(5);
+    announce(&mut hosts, Role::Client, 7);
+    hosts.run_until(is_continuation);
+    for number in 2..=5 {
+        hosts.break_link_at(Role::Server, LinkNumber(number));
+    }
+    hosts.server.group.handle_timeout(hosts.now + RKEY_REPLY_WAIT);
+    assert!(hosts.server.group.is_established());
+    assert_eq!(hosts.server.up(), [LINK].into());
+}
+
+/// A link comes up while the peer takes its time over the only one. Then the two seconds of a group
+/// with two links begin: the old link did not fail before.
+// RFC 7609 C.7.1 #22: unanswered CONFIRM RKEY fails link
+#[test]
+fn an_answer_that_is_awaited_when_a_link_comes_is_not_late_at_once() {
+    let mut hosts = Hosts::established(&[1], &[101], 2);
+    announce(&mut hosts, Role::Client, 7);
+    let question = hosts.flying(Role::Client);
+    hosts.lose(Role::Client);
+    hosts.work_for(SECOND * 20);
+    hosts.server.ports.insert(2);
+    hosts.client.ports.insert(102);
+    hosts.server.group.want_link(hosts.now, port(2));
+    hosts.run();
+    assert_eq!(hosts.client.up().len(), 2);
+    hosts.tick(SECOND);
+    let [(LINK, Llc::ConfirmRkey(request))] = question[..] else { panic!("{question:?}") };
+    let reply = Llc::ConfirmRkey(ConfirmRkey { reply: true, ..request });
+    hosts.tell(Role::Client, LINK, reply);
+    assert!(hosts.client.told.contains(&Action::RmbConfirmed(RmbIndex(7))));
+    assert_eq!(hosts.client.up().len(), 2);
+}
+
 /// The peer does not answer CONFIRM RKEY: the link it went over has failed, and the RMB is
 /// announced over the other one, so that the connection that waits for it can begin.
 // RFC 7609 C.7.1 #22: unanswered CONFIRM RKEY fails link
