@@ -10,8 +10,8 @@
 use smcr_engine::{Command, LinkId, LlcBytes};
 use smcr_proto::link::Cause;
 use smcr_proto::link_group::{Action, LinkGroup, NoQueuePair, RmbIndex};
-use smcr_proto::wire::llc::Llc;
 use smcr_proto::wire::llc::v2::LEN_MAX as LLC_MAX;
+use smcr_proto::wire::llc::{DeleteReason, Llc};
 use smcr_proto::{Instant, LinkNumber, LinkUserId, QpAddress, Rkey};
 use smcr_rnic::Rnic;
 
@@ -135,7 +135,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
                 let first = self.group.links.first_mut();
                 first.expect("the link is there on which its number came").number = number;
             }
-            Action::LinkConfirmed(number) => self.link_confirmed(number),
+            Action::LinkConfirmed(number) => self.link_confirmed(now, number),
             Action::LinkProven(number) => self.link_proven(now, number),
             Action::LinkFailed(number, cause) => self.link_failed(now, number, cause),
             Action::RmbConfirmed(index) => self.rmb_confirmed(index),
@@ -158,7 +158,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     }
 
     /// A link carries connections from now on.
-    fn link_confirmed(&mut self, number: LinkNumber) {
+    fn link_confirmed(&mut self, now: Instant, number: LinkNumber) {
         // It may have failed since the machine said so.
         if let Some(link) = self.group.numbered_mut(number) {
             link.confirmed = true;
@@ -166,7 +166,9 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         let group = &mut *self.group;
         if std::mem::replace(&mut group.established, true) {
             tracing::info!(group = group.id.0, number = number.0, "another link is up");
-            self.rebalance();
+            if !self.delete_unwanted(now, number) {
+                self.rebalance();
+            }
             return;
         }
         tracing::info!(
@@ -177,6 +179,20 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
             "link group established"
         );
         self.shared.events.push_back(Event::Established(group.id));
+        self.delete_unwanted(now, number);
+    }
+
+    /// Deletes a link in order if the operator has taken its port out of use while it was being
+    /// confirmed: until then, the machine deletes no link in order. Returns whether that is so.
+    ///
+    /// A port that the configuration has no more is left alone. Its links go when others are up.
+    fn delete_unwanted(&mut self, now: Instant, number: LinkNumber) -> bool {
+        let port = self.group.numbered(number).map(|link| &self.shared.ports[link.port.0]);
+        let unwanted = port.is_some_and(|port| !port.wanted && !port.retired);
+        if unwanted {
+            self.feed(|machine| machine.delete_link(now, number, DeleteReason::OPERATOR, true));
+        }
+        unwanted
     }
 
     /// The peer has answered on a link. The acknowledgement of the question may come later than the

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use smcr_engine::{ConnectionId, LinkId};
+use smcr_proto::handshake::Agreement;
 use smcr_proto::link_group::Symmetry;
 use smcr_proto::wire::clc::Offer;
 use smcr_proto::wire::llc::rkeys::RkeyOnLink;
@@ -281,6 +282,42 @@ fn an_orderly_delete_moves_connections_first() {
         assert_ne!(host.groups.member(connection).unwrap().link, link, "by the {side}");
         assert_eq!((links(&pair.client, client), links(&pair.server, server)), (1, 1));
         assert!(pair.client.failed.is_empty() && pair.server.failed.is_empty());
+    }
+}
+
+/// An operator takes an RNIC out of use in order while a first contact goes on over it. The order
+/// was lost, and new connections went on to join the link there.
+// RFC 7609 3.5.4 #5: ask server on operator's command
+#[test]
+fn an_rnic_that_goes_during_a_first_contact_has_no_link_afterwards() {
+    for side in ["client", "server"] {
+        for (name, nics) in [("r0", 2), ("r1", 2), ("r0", 1)] {
+            let mut pair = Pair::new(nics, nics);
+            let (client, server) = pair.begin_contact(Agreement::V1);
+            let group = if side == "client" { client.group } else { server.group };
+            while pair.groups_of(side).at(group).is_some_and(|it| it.links.len() < nics.into()) {
+                assert!(pair.talk(), "its links come up");
+            }
+            let now = pair.now;
+            let groups = pair.groups_of(side);
+            assert!(!groups.at(group).unwrap().is_established());
+            groups.rnic_down(now, name, true).unwrap();
+            pair.settle();
+            let Contact { joined, group: client } = client;
+            pair.client.groups.hand_over(joined.connection, (), joined.rmbe, None, false);
+            let Contact { joined, group: server } = server;
+            pair.server.groups.hand_over(joined.connection, (), joined.rmbe, None, false);
+            pair.pass(Duration::from_secs(3));
+            let groups = pair.groups_of(side);
+            let gone = if name == "r0" { PortId(0) } else { PortId(1) };
+            let left = groups.at(group).into_iter().flat_map(|it| &it.links);
+            assert!(left.clone().all(|link| link.port != gone), "{side} {name} of {nics}");
+            assert_eq!(left.count(), usize::from(nics) - 1, "{side} {name} of {nics}");
+            if nics == 2 {
+                assert!(pair.client.failed.is_empty() && pair.server.failed.is_empty());
+                assert_eq!((links(&pair.client, client), links(&pair.server, server)), (1, 1));
+            }
+        }
     }
 }
 
