@@ -38,6 +38,8 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     pub(super) fn probe(&mut self, now: Instant) {
         let numbers: Vec<_> = self.group.links.iter().map(|link| link.number).collect();
         let wait = self.shared.settings.keepalive.reply_wait;
+        // What came before the question is no answer to it.
+        self.report_traffic();
         self.feed(|machine| {
             for number in numbers {
                 machine.probe(now, number, wait);
@@ -46,9 +48,19 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
     }
 
     /// Tells the machine which links brought something since the last time, and what time it is.
+    pub(super) fn expire(&mut self, now: Instant) {
+        self.report_traffic();
+        self.feed(|machine| {
+            if machine.poll_timeout().is_some_and(|deadline| deadline <= now) {
+                machine.handle_timeout(now);
+            }
+        });
+    }
+
+    /// Tells the machine which links brought something since the last time.
     ///
     /// Pollers only note when something came; the machine hears of it where it matters.
-    pub(super) fn expire(&mut self, now: Instant) {
+    fn report_traffic(&mut self) {
         let mut heard_from = Vec::new();
         for link in &mut self.group.links {
             let heard = link.activity.last();
@@ -59,9 +71,6 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> GroupMut<'_, N, P> {
         self.feed(|machine| {
             for (number, heard) in heard_from {
                 machine.traffic(heard, number);
-            }
-            if machine.poll_timeout().is_some_and(|deadline| deadline <= now) {
-                machine.handle_timeout(now);
             }
         });
     }

@@ -54,7 +54,8 @@ pub enum Cause {
 pub enum Event {
     /// CONFIRM LINK was answered: by the client, or by us as the client.
     Confirmed,
-    /// Something arrived on the link, whatever it was.
+    /// Something arrived on the link, whatever it was. This may be reported late, with the time at
+    /// which it arrived.
     Traffic,
     /// Somebody suspects the peer to be dead: ask now, and wait no longer than this.
     Probe(Duration),
@@ -88,6 +89,8 @@ pub enum State {
     },
     /// TEST LINK is out.
     Probing {
+        /// When it went out. What arrived before is no answer.
+        since: Instant,
         /// When to give up.
         deadline: Instant,
     },
@@ -128,7 +131,7 @@ impl Link {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
-            State::Confirming { deadline } | State::Probing { deadline } => Some(deadline),
+            State::Confirming { deadline } | State::Probing { deadline, .. } => Some(deadline),
             State::Active { probe_at } => probe_at,
             State::Down(_) => None,
         }
@@ -155,23 +158,24 @@ impl Link {
             // RFC 7609 4.5.3 #2: no probe on a busy link
             (S::Active { .. }, E::Confirmed | E::Traffic) => (alive, None),
             (S::Active { .. }, E::Probe(wait)) => {
-                (S::Probing { deadline: now + wait }, Some(A::SendTestLink))
+                (S::Probing { since: now, deadline: now + wait }, Some(A::SendTestLink))
             }
             // RFC 7609 4.5.3 #1: probe idle link by TEST LINK
             (S::Active { probe_at: Some(probe_at) }, E::Timeout) if probe_at <= now => {
                 let deadline = now + self.keepalive.reply_wait;
-                (S::Probing { deadline }, Some(A::SendTestLink))
+                (S::Probing { since: now, deadline }, Some(A::SendTestLink))
             }
             (S::Active { .. }, E::Timeout) => (self.state, None),
 
+            (S::Probing { since, .. }, E::Traffic) if now < since => (self.state, None),
             // RFC 7609 4.5.3 #3: TEST LINK answer shows viable link
             (S::Probing { .. }, E::Confirmed | E::Traffic) => (alive, None),
-            (S::Probing { deadline }, E::Probe(wait)) => {
-                (S::Probing { deadline: deadline.min(now + wait) }, None)
+            (S::Probing { since, deadline }, E::Probe(wait)) => {
+                (S::Probing { since, deadline: deadline.min(now + wait) }, None)
             }
             // RFC 7609 C.7.1 #23: unanswered TEST LINK fails link
             // RFC 7609 4.8.3 #2: detect dead peer by its links
-            (S::Probing { deadline }, E::Timeout) if deadline <= now => fail(C::TestTimedOut),
+            (S::Probing { deadline, .. }, E::Timeout) if deadline <= now => fail(C::TestTimedOut),
             (S::Probing { .. }, E::Timeout) => (self.state, None),
         };
         self.state = next;

@@ -1,5 +1,6 @@
 //! First and later contact: who joins which group, on which link, with which element.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use smcr_proto::limits::OUR_RMBS_MAX;
@@ -345,6 +346,26 @@ fn a_peer_that_is_suspected_has_time_to_answer() {
     pair.stall(Duration::from_millis(2_100));
     pair.settle();
     assert!(pair.client.events.contains(&ended));
+}
+
+/// Data came just before the peer's host died, and nobody had looked at the link since. It was taken
+/// for the answer to TEST LINK, and connections hung for half a minute more.
+#[test]
+fn data_from_before_a_probe_is_no_answer() {
+    let mut pair = Pair::new(1, 1);
+    let (client, _server) = pair.first_contact();
+    pair.stall(Duration::from_secs(5));
+    let link = &pair.client.groups.at(client.group).unwrap().links[0];
+    let activity = Arc::clone(&link.activity);
+    activity.note(pair.now);
+    pair.now = pair.now + Duration::from_secs(1);
+    let asked = pair.now;
+    pair.client.groups.probe(asked, client.group);
+    // The poller reports late what came before the question.
+    activity.note(Instant(asked.0 - 1));
+    pair.stall(Duration::from_millis(2_100));
+    pair.settle();
+    assert!(pair.client.events.contains(&Event::Ended(client.group)));
 }
 
 /// What a Linux peer asks on a link while CLC waits for its next message, between our Accept and

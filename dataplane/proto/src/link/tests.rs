@@ -105,6 +105,18 @@ fn a_second_probe_shortens_the_wait() {
     assert_eq!(link.poll_timeout(), Some(now + WAIT / 4));
 }
 
+/// A poller reports late what came before the probe. It was taken for the answer, and a dead peer was
+/// found out half a minute later.
+#[test]
+fn traffic_from_before_a_probe_is_no_answer() {
+    let mut link = probing();
+    let asked = T0 + IDLE;
+    assert_eq!(link.handle(Instant(asked.0 - 1), Event::Traffic), None);
+    assert_eq!(link.poll_timeout(), Some(asked + WAIT));
+    link.handle(asked, Event::Traffic);
+    assert_eq!(link.state(), State::Active { probe_at: Some(asked + IDLE) });
+}
+
 /// `idle = 0` in the configuration means: do not ask.
 #[test]
 fn keepalive_can_be_off() {
