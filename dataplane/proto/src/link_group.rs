@@ -57,6 +57,7 @@ pub use add::NoQueuePair;
 use exchange::Exchange;
 pub use group_link::LinkView;
 use group_link::{GroupLink, is_down};
+use retry::UnusedPorts;
 use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
@@ -227,10 +228,7 @@ pub struct LinkGroup {
     last_number: u8,
     /// Server: a further link is to be offered.
     wanted: bool,
-    /// Client: a port of ours that no link uses.
-    unused_port: Option<(Gid, MacAddress)>,
-    /// Client: the server does not know of that port yet.
-    untold: bool,
+    unused_ports: UnusedPorts,
     /// When a further link is tried again.
     retry_at: Option<Instant>,
     /// Server: how many links in a row have failed soon after they came.
@@ -303,8 +301,7 @@ impl LinkGroup {
             max_links: setup.max_links.clamp(setup.version.links_min(), LINKS_PER_GROUP_MAX),
             last_number: number.0,
             wanted: false,
-            unused_port: None,
-            untold: false,
+            unused_ports: UnusedPorts::default(),
             retry_at: None,
             short_lived: 0,
             confirmed_early: None,
@@ -453,7 +450,7 @@ impl LinkGroup {
         if self.wanted && may_begin && self.exchange.is_none() {
             self.begin_add(now);
         }
-        if self.untold && self.phase == Phase::Established {
+        if self.unused_ports.untold && self.phase == Phase::Established {
             self.tell_of_port(now);
         }
         // RFC 7609 3.5.5.3 #9: RKey exchanges of both may overlap

@@ -3,12 +3,54 @@
 use super::exchange::Exchange;
 use super::group_link::is_down;
 use super::{LinkGroup, Phase, Role};
+use crate::limits::LINKS_PER_GROUP_MAX;
 use crate::time::Instant;
 use crate::vocabulary::{Gid, LinkNumber, MacAddress, Mtu, Psn, Qpn};
 use crate::wire::llc::{AddLink, Llc};
 
 /// How many links in a row may fail soon after they came, and be replaced at once.
 pub(super) const SHORT_LIVED_MAX: u8 = 3;
+
+/// Client: ports of ours that no link uses, as far as we know.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UnusedPorts {
+    /// The next to tell of comes first, and no gap between two.
+    ports: [Option<(Gid, MacAddress)>; LINKS_PER_GROUP_MAX as usize],
+    /// The server is to be told of one of them as soon as it has time.
+    pub(super) untold: bool,
+}
+
+impl UnusedPorts {
+    /// Adds a port, which is the next to tell of. If there is no room, the last one is forgotten.
+    fn note(&mut self, port: (Gid, MacAddress)) {
+        let is_place = |known: &Option<_>| known.is_none_or(|known| known == port);
+        let place = self.ports.iter().position(is_place).unwrap_or(self.ports.len() - 1);
+        self.ports[place] = Some(port);
+        self.ports[..=place].rotate_right(1);
+        self.untold = true;
+    }
+
+    /// Forgets ports that a link uses.
+    fn retain(&mut self, is_unused: impl Fn((Gid, MacAddress)) -> bool) {
+        let known = core::mem::take(&mut self.ports);
+        let unused = known.into_iter().flatten().filter(|port| is_unused(*port));
+        for (place, port) in self.ports.iter_mut().zip(unused) {
+            *place = Some(port);
+        }
+    }
+
+    fn first(&self) -> Option<(Gid, MacAddress)> {
+        self.ports[0]
+    }
+
+    /// The server was told of the first port. It may not heed that, so the others have their turn
+    /// before it is told again.
+    fn told(&mut self) {
+        let count = self.ports.iter().flatten().count();
+        self.ports[..count].rotate_left(1);
+        self.untold = false;
+    }
+}
 
 impl LinkGroup {
     /// Says that a port of ours has come up, or has no link. A server offers a link for it, a
@@ -21,11 +63,11 @@ impl LinkGroup {
                 self.advance(now);
             }
             (Role::Client, Phase::Established) => {
-                (self.unused_port, self.untold) = (Some(port), true);
+                self.unused_ports.note(port);
                 self.tell_of_port(now);
             }
             (Role::Client, Phase::Founding { .. }) => {
-                (self.unused_port, self.untold) = (Some(port), true);
+                self.unused_ports.note(port);
             }
             (Role::Server | Role::Client, Phase::Opening | Phase::Confirming { .. })
             | (Role::Server | Role::Client, Phase::Terminated) => {}
@@ -34,15 +76,17 @@ impl LinkGroup {
 
     /// Client: tells the server of a port without a link, unless a link is being added anyway.
     pub(super) fn tell_of_port(&mut self, now: Instant) {
+        let group_links = self.group_links;
+        let uses = |port| {
+            let mut alive = group_links.iter().flatten().filter(|group_link| !is_down(group_link));
+            alive.any(|group_link| group_link.is_from(port))
+        };
+        self.unused_ports.retain(|port| !uses(port));
         // The timer for another attempt also runs where every port has a link.
-        let Some((gid, mac)) = self.unused_port else { return };
-        if self
-            .group_links()
-            .any(|group_link| group_link.is_from((gid, mac)) && !is_down(group_link))
-        {
-            (self.unused_port, self.untold) = (None, false);
+        let Some((gid, mac)) = self.unused_ports.first() else {
+            self.unused_ports.untold = false;
             return;
-        }
+        };
         let busy = self.exchange.is_some_and(Exchange::adds);
         // All links may be about to be deleted.
         let Some(on) = self.link_of_use() else { return };
@@ -63,7 +107,7 @@ impl LinkGroup {
             mtu: Mtu(0),
             psn: Psn(0),
         };
-        self.untold = false;
+        self.unused_ports.told();
         self.send(on, Llc::AddLink(notice));
         // RFC 7609 C.7.1 #11: client asks again by timer
         // RFC 7609 C.7.1 #36: announce unused RNIC again by timer
@@ -145,7 +189,11 @@ impl LinkGroup {
                 self.wanted = true;
                 self.advance(now);
             }
-            Role::Client => self.tell_of_port(now),
+            Role::Client => {
+                // If a link is being added at this moment, the server is told after it.
+                self.unused_ports.untold = true;
+                self.tell_of_port(now);
+            }
         }
     }
 }

@@ -178,6 +178,38 @@ fn a_port_is_told_of_when_the_server_has_time() {
     assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (4, 4));
 }
 
+/// Two RNICs of the client come up together. The server ignores the second notice, which crosses the
+/// link for the first; the client told of the second RNIC never again.
+// RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
+// RFC 7609 3.5.5.3.1 #2: ignore client's crossing ADD LINK
+#[test]
+fn two_ports_that_come_up_together_get_links() {
+    let mut hosts = Hosts::established(&[1, 2, 3, 4], &[101, 102], 4);
+    for number in [103, 104] {
+        hosts.client.ports.insert(number);
+        hosts.client.group.want_link(hosts.now, port(number));
+    }
+    hosts.run();
+    assert!(hosts.server.up().len() >= 3, "one is added at once");
+    hosts.sleep(20);
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (4, 4));
+}
+
+/// Three come up during the first contact. Each is told of, whichever of them the links go through.
+// RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
+#[test]
+fn ports_that_come_up_during_a_first_contact_get_links() {
+    let mut hosts = Hosts::new(&[1, 2, 3, 4], &[101], 4);
+    hosts.run_until(|from, llc| from == Role::Server && matches!(llc, Llc::AddLink(_)));
+    for number in [102, 103, 104] {
+        hosts.client.ports.insert(number);
+        hosts.client.group.want_link(hosts.now, port(number));
+    }
+    hosts.run();
+    hosts.sleep(40);
+    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (4, 4));
+}
+
 /// A server without a spare RNIC does not answer a client's ADD LINK, and the client does not
 /// repeat it all the time.
 // RFC 7609 3.5.5.1.2 #3: may add link despite redundancy
