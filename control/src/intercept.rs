@@ -84,7 +84,7 @@ impl Interception {
     /// # Errors
     ///
     /// Why not, in one line; then nothing is left behind.
-    pub fn begin(listeners: &[Led<'_>]) -> Result<Self, String> {
+    pub fn begin(listeners: &[Led<'_>]) -> Result<Self, NotLed> {
         let mut interception = Self::default();
         interception.change(listeners)?;
         Ok(interception)
@@ -96,12 +96,12 @@ impl Interception {
     /// # Errors
     ///
     /// Why not, in one line; then everything is as before.
-    pub fn change(&mut self, listeners: &[Led<'_>]) -> Result<(), String> {
+    pub fn change(&mut self, listeners: &[Led<'_>]) -> Result<(), NotLed> {
         let rules = Rules::of(listeners.iter().map(|one| one.config));
         if rules.is_some() || listeners.iter().any(|one| one.config.intercept.is_some()) {
             // It is kept to the end: what was intercepted may need what is in the kernel.
             if self.claim.is_none() {
-                self.claim = Some(Claim::take().map_err(unclaimed)?);
+                self.claim = Some(Claim::take()?);
             }
         }
         let (mut connects, mut steering) = (Vec::new(), Vec::new());
@@ -296,11 +296,36 @@ fn impossible(listener: &Listener, why: &str) -> String {
     )
 }
 
-/// Why a gateway cannot intercept, and what to do about it.
-fn unclaimed(why: NoClaim) -> String {
-    match why {
-        NoClaim::Taken => format!("{why}; stop it first, or give one gateway all listeners"),
-        NoClaim::Failed(_) => why.to_string(),
+/// Why a gateway cannot intercept, and what to do about it: one line.
+#[derive(Debug)]
+pub struct NotLed {
+    why: String,
+    may_pass: bool,
+}
+
+impl NotLed {
+    /// Whether it may pass by itself: another process has the right to intercept, and may end.
+    pub fn may_pass(&self) -> bool {
+        self.may_pass
+    }
+}
+
+impl From<String> for NotLed {
+    fn from(why: String) -> Self {
+        Self { why, may_pass: false }
+    }
+}
+
+impl From<NoClaim> for NotLed {
+    fn from(why: NoClaim) -> Self {
+        let may_pass = matches!(why, NoClaim::Taken(_));
+        Self { why: format!("{why}{}", why.remedy()), may_pass }
+    }
+}
+
+impl fmt::Display for NotLed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
     }
 }
 

@@ -292,8 +292,9 @@ fn intercept(listeners: &[Listener]) -> Result<Interception, RunError> {
     let led: Vec<_> = (0..).zip(listeners).filter_map(led).collect();
     Interception::begin(&led).map_err(|why| RunError {
         what: "interception".to_owned(),
-        why,
-        misconfigured: true,
+        // Whoever starts us may try again when another process has ended.
+        misconfigured: !why.may_pass(),
+        why: why.to_string(),
     })
 }
 

@@ -123,7 +123,8 @@ impl<N: Rnic> Gateway<N> {
             let socket = one.socket.as_ref()?.as_fd();
             Some(Led { index: number(slot), config: &one.config, socket })
         });
-        self.interception.change(&led.collect::<Vec<_>>())
+        let led = led.collect::<Vec<_>>();
+        self.interception.change(&led).map_err(|why| why.to_string())
     }
 
     /// The listeners of this name, or all.

@@ -143,7 +143,8 @@ impl<N: Rnic> Gateway<N> {
             };
             Some(Led { index: number(planned.slot), config, socket: socket.as_fd() })
         });
-        self.interception.change(&led.collect::<Vec<_>>())
+        let led = led.collect::<Vec<_>>();
+        self.interception.change(&led).map_err(|why| why.to_string())
     }
 
     /// What `config` will change, in words.

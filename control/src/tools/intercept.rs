@@ -56,7 +56,7 @@ fn alone(force: bool) -> Result<Option<Claim>, (u8, String)> {
         return Ok(None);
     }
     Claim::take().map(Some).map_err(|why| match why {
-        NoClaim::Taken => {
+        NoClaim::Taken(_) => {
             let what = "its rules are left alone: stop it, and it removes them itself, or say \
                         --force";
             (2, format!("{why}; {what}"))
