@@ -39,11 +39,18 @@ struct place {
 	__u32 port;
 };
 
-// From where the gateway connects in the name of clients.
+// Both ends of a connection.
+struct ends {
+	struct place from;
+	struct place to;
+};
+
+// Connections that the gateway makes in the name of clients. The same client may use the same port
+// towards another server: that connection is its own.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
-	__type(key, struct place);
+	__type(key, struct ends);
 	__type(value, __u32);
 } spoken_for SEC(".maps");
 
@@ -129,7 +136,11 @@ int steer(struct bpf_sk_lookup *ctx)
 		return SK_PASS;
 	if (is_from_here(&from) || is_link_local(&to))
 		return SK_PASS;
-	if (bpf_map_lookup_elem(&spoken_for, &from))
+
+	struct ends ends = { .from = from, .to.port = to.port };
+
+	__builtin_memcpy(ends.to.address, to.address, sizeof(to.address));
+	if (bpf_map_lookup_elem(&spoken_for, &ends))
 		return SK_PASS;
 	if (!bpf_map_lookup_elem(&intercepted, &to))
 		return SK_PASS;

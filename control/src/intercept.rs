@@ -32,7 +32,7 @@ use crate::listener::{OWN_MARK, local_address};
 use claim::{Claim, NoClaim};
 use connects::Connects;
 use rules::Rules;
-use steering::Steering;
+use steering::{LeftAlone, Steering};
 
 /// What leads connections to the listeners of one gateway, as long as this is there.
 #[derive(Default)]
@@ -203,11 +203,10 @@ impl Interception {
         }
     }
 
-    /// We are about to connect from the address of a client.
-    pub(crate) fn speaking_for(&self, from: SocketAddr) {
-        for (_, steering) in &self.steering {
-            steering.leave_alone(from);
-        }
+    /// We are about to connect from the address of a client to `to`. What is returned must be there
+    /// for as long as that connection is.
+    pub(crate) fn speaking_for(&self, from: SocketAddr, to: SocketAddr) -> Vec<LeftAlone> {
+        self.steering.iter().map(|(_, steering)| steering.leave_alone(from, to)).collect()
     }
 
     /// From now on new connections go where applications want them to. Those that were intercepted

@@ -252,7 +252,7 @@ impl Listener {
         (source, target): (SocketAddr, SocketAddr),
         option: &OptionSource,
         offer: bool,
-        announce: impl Fn(SocketAddr),
+        mut announce: impl FnMut(SocketAddr),
     ) -> io::Result<(OwnedFd, bool)> {
         // An application on this host may have come from loopback, which has no meaning elsewhere.
         let name = Some(source.ip().to_canonical())
@@ -265,7 +265,7 @@ impl Listener {
         for _ in 0..PORTS_TRIED {
             outcome = self.connect_once(target, option, offer, |socket| {
                 speak_for(socket, name, target, &ports)?;
-                local_address(socket).into_iter().for_each(&announce);
+                local_address(socket).into_iter().for_each(&mut announce);
                 Ok(())
             });
             let error = outcome.as_ref().err().and_then(Errno::from_io_error);

@@ -15,6 +15,7 @@ use smcr_proto::wire::clc::Diagnosis;
 use crate::admission::Standing;
 use crate::config::Protocol;
 use crate::groups::{GroupId, PortId};
+use crate::intercept::steering::LeftAlone;
 use crate::slab::{Key, Slab};
 use crate::stats::{Process, Transport};
 use crate::termination::Termination;
@@ -68,6 +69,8 @@ pub struct Negotiating {
     pub offered: Option<bool>,
     /// The socket towards the upstream, once we connect to it.
     pub upstream: Option<OwnedFd>,
+    /// What keeps that from being intercepted, if it connects in the name of the client.
+    pub left_alone: Vec<LeftAlone>,
     /// The upstream has accepted.
     pub connected: bool,
     /// What the peer says is for the rendezvous.
@@ -100,6 +103,7 @@ impl Negotiating {
             local: None,
             offered: None,
             upstream: None,
+            left_alone: Vec::new(),
             connected: false,
             hears: false,
             process: None,
@@ -167,6 +171,8 @@ pub struct Open {
     pub transport: Carried,
     /// The TCP connection that stands idle beside SMC-R.
     pub beside: Option<Beside>,
+    /// What keeps our connection to its target from being intercepted.
+    pub left_alone: Vec<LeftAlone>,
     /// The local program that has it by the preload library.
     pub process: Option<Box<Process>>,
 }
@@ -300,6 +306,7 @@ impl Sessions {
                 panic!("a rendezvous ends once");
             };
             let process = negotiating.process.take();
+            let left_alone = std::mem::take(&mut negotiating.left_alone);
             let round = negotiating.follows.map_or(round, |follows| follows.round);
             let Negotiating { listener, standing, accepts, source, target, .. } = negotiating;
             let (original, came, local) = (negotiating.wanted, negotiating.came, negotiating.local);
@@ -324,6 +331,7 @@ impl Sessions {
                 round,
                 transport,
                 beside,
+                left_alone,
                 process,
             })
         });

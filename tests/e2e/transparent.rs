@@ -5,12 +5,13 @@ mod programs;
 
 use std::cell::Cell;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use socket2::{Domain, Socket, Type};
 
 use crate::clock::wait_until;
 use crate::failure::assert_echo;
@@ -220,6 +221,46 @@ fn a_gateway_that_was_killed_intercepts_nothing() {
     gateway.process.signal(Signal::TERM);
     assert!(gateway.process.wait(LIMIT).success());
     assert_eq!(site.intercept(&["show"]), "");
+}
+
+/// A gateway uses the address of a client, and many of its ports in the course of time. What the
+/// client itself connects from such a port must still be intercepted: at once if it goes elsewhere,
+/// and all of it when the gateway's connection is over.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn ports_that_were_used_in_the_name_of_a_client_are_not_exempt() {
+    let site = Site::new("ports_that_were_used_in_the_name_of_a_client_are_not_exempt");
+    let family = &families()[0];
+    let gateway = site.within("ebpf", family);
+    let [server, other] = [7010, 8000].map(|port| SocketAddr::new(family.server, port));
+    let listeners = [server, other].map(|at| site.hosts.b.listen(at));
+    // A client of TCP, which comes by another port than the gateway goes on by.
+    let connect = |from: u16, to: SocketAddr| -> TcpStream {
+        site.hosts.a.enter(|| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+            // Ports are used again at once, because ends are resets.
+            socket.set_linger(Some(Duration::ZERO)).expect("a socket");
+            let from: SocketAddr = (family.clients[0].parse::<IpAddr>().expect("one"), from).into();
+            socket.bind(&from.into()).expect("the port is free");
+            socket.connect(&to.into()).expect("the gateway or the server listens");
+            socket.into()
+        })
+    };
+    let intercepted = || gateway.stats().totals.connections_tcp;
+    let client = connect(0, server);
+    let accepted = crate::hosts::accept(&listeners[0], LIMIT);
+    let port = accepted.peer_addr().expect("it is connected").port();
+    assert_ne!(port, client.local_addr().expect("it is connected").port());
+    wait_until("it is intercepted", LIMIT, || intercepted() == 1);
+
+    let aside = connect(port, other);
+    crate::hosts::accept(&listeners[1], LIMIT);
+    wait_until("it is intercepted", LIMIT, || intercepted() == 2);
+    drop((aside, client, accepted));
+    wait_until("both are over", LIMIT, || gateway.stats().active == Active::default());
+    let _same = connect(port, server);
+    crate::hosts::accept(&listeners[0], LIMIT);
+    wait_until("it is intercepted, too", LIMIT, || intercepted() == 3);
 }
 
 /// The rules of a gateway that runs are not what an operator means who cleans up, nor what a unit

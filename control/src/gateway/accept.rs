@@ -255,10 +255,15 @@ impl<N: Rnic> Gateway<N> {
         let one = self.sessions.negotiating_mut(key).expect("it was there just now");
         let listener = &self.listeners[usize::from(index)];
         let ends = (one.source, one.target);
-        let announce = |from| self.interception.speaking_for(from);
+        let mut left_alone = Vec::new();
+        let announce = |from| {
+            // Another port is tried, or the same one again, which must stay left alone.
+            left_alone.clear();
+            left_alone = self.interception.speaking_for(from, ends.1);
+        };
         match listener.connect(ends, &self.option, offer, announce) {
             Ok((socket, connected)) => {
-                one.upstream = Some(socket);
+                (one.upstream, one.left_alone) = (Some(socket), left_alone);
                 // Where another upstream was tried before, the peer is heard already.
                 let hears_already = std::mem::replace(&mut one.hears, hear);
                 if self.watch(key, connected, hears_already).is_err() {

@@ -118,6 +118,7 @@ impl<N: Rnic> Gateway<N> {
             self.knocked(key, false);
         }
         for slot in 0..self.listeners.len() {
+                one.left_alone.clear();
             if self.listeners[slot].retired {
                 continue;
             }

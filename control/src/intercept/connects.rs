@@ -265,7 +265,7 @@ const NEVER_BY_DEFAULT: [(&str, &str); 3] =
     [("127.0.0.0/8", "0.0.0.0:0"), ("::1", "[::]:0"), ("fe80::/10", "[::]:0")];
 const EVERYBODY_V4: &str = "0.0.0.0/0";
 const EVERYBODY_V6: &str = "::/0";
-const PLACE_LEN: usize = 20;
+pub(super) const PLACE_LEN: usize = 20;
 /// The program that sees both ends of connections.
 const FOLLOW: &str = "follow";
 /// Compiled by `build.rs`.

@@ -6,10 +6,11 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 
-use super::connects::{destination, mapped, networks_of, place};
+use super::connects::{PLACE_LEN, destination, mapped, networks_of, place};
 use crate::config::{Cidr, Intercept};
 use crate::ebpf;
 
@@ -17,7 +18,7 @@ use crate::ebpf;
 /// ones reach servers themselves.
 pub struct Steering {
     intercepted: MapHandle,
-    spoken_for: MapHandle,
+    spoken_for: Arc<MapHandle>,
     listener: MapHandle,
     addresses: Addresses,
     led: Vec<(Cidr, u16)>,
@@ -42,9 +43,9 @@ impl Steering {
         let failed = |error: io::Error| error.to_string();
         let object = ebpf::open(PROGRAM).and_then(|object| object.load()).map_err(refused)?;
         let intercepted = ebpf::map(&object, "intercepted").map_err(refused)?;
-        let spoken_for = ebpf::map(&object, "spoken_for").map_err(refused)?;
-        let place = ebpf::map(&object, "listener").map_err(refused)?;
-        put(&place, listener).map_err(refused)?;
+        let spoken_for = Arc::new(ebpf::map(&object, "spoken_for").map_err(refused)?);
+        let leads_to = ebpf::map(&object, "listener").map_err(refused)?;
+        put(&leads_to, listener).map_err(refused)?;
         let own = ebpf::map(&object, "own").map_err(refused)?;
         let mut led = Vec::new();
         for network in networks_of(intercept) {
@@ -63,7 +64,7 @@ impl Steering {
         let namespace = File::open("/proc/self/ns/net").map_err(failed)?;
         let program = object.progs_mut().next().expect("the object has one program");
         let link = program.attach_netns(namespace.as_raw_fd()).map_err(refused)?;
-        Ok(Self { intercepted, spoken_for, listener: place, addresses, led, _link: link })
+        Ok(Self { intercepted, spoken_for, listener: leads_to, addresses, led, _link: link })
     }
 
     /// This host has the addresses `here` now: what comes from them is not intercepted.
@@ -80,12 +81,14 @@ impl Steering {
         put(&self.listener, listener).map_err(io::Error::other)
     }
 
-    /// We are about to connect from `place`, which is an address of a client: that is not to be
-    /// intercepted again.
-    pub fn leave_alone(&self, from: SocketAddr) {
+    /// We are about to connect from `from`, which is an address of a client, to `to`. That is not
+    /// intercepted again for as long as the result is there.
+    pub fn leave_alone(&self, from: SocketAddr, to: SocketAddr) -> LeftAlone {
+        let ends = ends(from, to);
         // The oldest is forgotten when there are too many. Without memory the connection would come
         // back to us, and is refused there.
-        drop(self.spoken_for.update(&place(from), &[0; 4], MapFlags::ANY));
+        drop(self.spoken_for.update(&ends, &[0; 4], MapFlags::ANY));
+        LeftAlone { spoken_for: Arc::clone(&self.spoken_for), ends }
     }
 
     /// Intercepts nothing more. Connections that were intercepted go on.
@@ -124,6 +127,37 @@ impl Addresses {
 fn put(place: &MapHandle, listener: BorrowedFd<'_>) -> libbpf_rs::Result<()> {
     let socket = u64::try_from(listener.as_raw_fd()).expect("descriptors are not negative");
     place.update(&0_u32.to_ne_bytes(), &socket.to_ne_bytes(), MapFlags::ANY)
+}
+
+/// A connection of ours that is not intercepted.
+///
+/// It lasts as long as the connection does, and not only until that is established: a server that
+/// has answered by a SYN cookie is looked for once more when the first bytes come. As soon as the
+/// connection is over, the client itself may connect so, and is to be intercepted.
+pub struct LeftAlone {
+    spoken_for: Arc<MapHandle>,
+    ends: [u8; 2 * PLACE_LEN],
+}
+
+impl Drop for LeftAlone {
+    fn drop(&mut self) {
+        // Fails only if it was forgotten because there were too many.
+        drop(self.spoken_for.delete(&self.ends));
+    }
+}
+
+impl fmt::Debug for LeftAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeftAlone").finish_non_exhaustive()
+    }
+}
+
+/// `struct ends` of the program.
+fn ends(from: SocketAddr, to: SocketAddr) -> [u8; 2 * PLACE_LEN] {
+    let mut out = [0; 2 * PLACE_LEN];
+    out[..PLACE_LEN].copy_from_slice(&place(from));
+    out[PLACE_LEN..].copy_from_slice(&place(to));
+    out
 }
 
 impl fmt::Debug for Steering {

@@ -150,6 +150,7 @@ impl Sessions {
                 round,
                 transport: Carried::Smc { group: kept.group },
                 beside: Some(kept.beside),
+                left_alone: Vec::new(),
                 process: None,
             })
         });
