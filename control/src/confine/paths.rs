@@ -32,10 +32,11 @@ impl Paths {
         let owned = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
         let mut paths = Self { read: owned(&READ), write: owned(&WRITE), run: Vec::new() };
         let is_root = geteuid().is_root();
-        // Files that are replaced are other files to the kernel, so it is better to name their
-        // folder. But root could read what is secret there.
-        paths.read.extend(if is_root { owned(&NAMES) } else { owned(&["/etc"]) });
-        paths.read.extend(places_of_configuration(file, is_root));
+        // They may be links to where another program puts what it has learned, such as
+        // systemd-resolved.
+        let names = NAMES.iter().flat_map(|name| places_to_read_again(Path::new(name), is_root));
+        paths.read.extend(names);
+        paths.read.extend(places_to_read_again(file, is_root));
         paths.write.extend(needs.meeting.iter().chain(&needs.written).cloned());
         if needs.verbs {
             paths.read.extend(owned(&["/etc/libibverbs.d"]));
@@ -53,20 +54,34 @@ impl Paths {
     /// Those that are single files.
     pub(super) fn files(&self) -> Files {
         let of = |path: &PathBuf| Some((path.clone(), Files::identity(path)?));
-        Files(self.read.iter().filter(|path| path.is_file()).filter_map(of).collect())
+        let (files, folders): (Vec<_>, Vec<_>) = self.read.iter().partition(|path| path.is_file());
+        let real = |path: &PathBuf| path.canonicalize().ok();
+        Files {
+            files: files.into_iter().filter_map(of).collect(),
+            folders: folders.into_iter().filter_map(real).collect(),
+        }
     }
 }
 
 /// Files that may be read, and which they were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Files(Vec<(PathBuf, (u64, u64))>);
+pub(super) struct Files {
+    files: Vec<(PathBuf, (u64, u64))>,
+    /// Whatever is in these may be read.
+    folders: Vec<PathBuf>,
+}
 
 impl Files {
-    /// Those in whose place another file is now.
+    /// Those in whose place another file is now, which may not be read.
     pub(super) fn replaced(&self) -> Vec<&Path> {
-        let replaced =
-            |(path, before): &&(PathBuf, _)| Self::identity(path).is_some_and(|now| now != *before);
-        self.0.iter().filter(replaced).map(|(path, _)| path.as_path()).collect()
+        let is_readable = |path: &Path| {
+            let real = path.canonicalize();
+            real.is_ok_and(|real| self.folders.iter().any(|folder| real.starts_with(folder)))
+        };
+        let replaced = |(path, before): &&(PathBuf, _)| {
+            Self::identity(path).is_some_and(|now| now != *before) && !is_readable(path)
+        };
+        self.files.iter().filter(replaced).map(|(path, _)| path.as_path()).collect()
     }
 
     /// Which file is at `path`. To learn that, nobody opens it.
@@ -76,9 +91,9 @@ impl Files {
     }
 }
 
-/// What must be readable for the configuration in `file` to be read again: its folder, as a file
-/// may be put in its place; and if it is a link, the folder to which it leads.
-fn places_of_configuration(file: &Path, is_root: bool) -> Vec<PathBuf> {
+/// What must be readable for `file` to be read again: its folder, because to the kernel a file that
+/// was put in its place is another one; and if it is a link, the folder to which it leads.
+fn places_to_read_again(file: &Path, is_root: bool) -> Vec<PathBuf> {
     let place_of = |file: &Path| {
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
@@ -304,7 +319,7 @@ mod tests {
     /// Root that reads its configuration in /etc must not read the passwords there.
     #[test]
     fn root_gets_no_folder_of_everybody() {
-        let places = |file: &str, is_root| places_of_configuration(Path::new(file), is_root);
+        let places = |file: &str, is_root| places_to_read_again(Path::new(file), is_root);
         let path = |text: &str| vec![PathBuf::from(text)];
         assert_eq!(places("/etc/x.toml", true), path("/etc/x.toml"));
         assert_eq!(places("/x.toml", true), path("/x.toml"));
@@ -326,5 +341,25 @@ mod tests {
         assert!(files.replaced().is_empty());
         fs::rename(&newer, &path).unwrap();
         assert_eq!(files.replaced(), [&path]);
+    }
+
+    /// systemd-resolved puts a new file in place of the one to which /etc/resolv.conf leads. The
+    /// gateway must be able to read it, and must not tell operators to restart.
+    #[test]
+    fn a_link_into_a_folder_that_may_be_read_is_followed() {
+        let [etc, run] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let link = etc.path().join("resolv.conf");
+        let [real, newer] = ["stub.conf", "stub.new"].map(|name| run.path().join(name));
+        fs::write(&real, "before").unwrap();
+        symlink(&real, &link).unwrap();
+        let mut paths = Paths::of(&Needs::default(), Path::new("a.toml")).unwrap();
+        paths.read.push(link.clone());
+        paths.read.extend(places_to_read_again(&link, true));
+        let files = paths.files();
+        fs::write(&newer, "after").unwrap();
+        let rename = || fs::rename(&newer, &real).unwrap();
+        let text = restricted(&paths, rename, || fs::read_to_string(&link).unwrap());
+        assert_eq!(text, "after");
+        assert_eq!(files.replaced(), [""; 0].map(Path::new));
     }
 }
