@@ -1,21 +1,27 @@
 //! Names of upstreams, looked up again each time that what was heard of them is over.
 //!
 //! A thread of its own asks the name servers; the control thread hears of the answers in its
-//! mailbox. An answer that does not come changes nothing: the addresses from before stay.
+//! mailbox. An answer that does not come changes nothing: the addresses from before stay. Who is
+//! asked (`whom`) may change at any time.
+
+mod whom;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolverConfig, ResolverOpts};
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use smcr_engine::mailbox::Sender;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use self::whom::Whom;
 use crate::supervise;
 
 /// What a name means now.
@@ -34,8 +40,8 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// Starts the thread. It asks `servers`, or those of the host if there are none, and says what
-    /// it hears to `report`.
+    /// Starts the thread. It asks `servers`; if there are none, those that the files of the host
+    /// name at the time. What it hears it says to `report`.
     ///
     /// # Errors
     ///
@@ -49,34 +55,28 @@ impl Resolver {
                 .on_thread_start(supervise::may_panic)
                 .build();
             let runtime = runtime.expect("there are descriptors for it, or there will be");
-            runtime.block_on(serve(&servers, &mut wanted, &mut last, &report));
+            let whom = Whom::new(&servers);
+            runtime.block_on(serve(whom, &mut wanted, &mut last, &report));
         })?;
         Ok(Self { names })
     }
 
     /// From now on these names are wanted, and no others.
     pub fn want(&self, names: BTreeSet<String>) {
-        // The thread has ended only if no name can be looked up here, which it has said.
+        // The thread ends only after this.
         let _ = self.names.send(names);
     }
 }
 
-/// Looks up the names in `last`, and then what is wanted instead.
+/// Looks up the names in `last`, and then what is wanted instead, by asking `whom`.
 async fn serve(
-    servers: &[SocketAddr],
+    mut whom: Whom,
     wanted: &mut UnboundedReceiver<BTreeSet<String>>,
     last: &mut BTreeSet<String>,
     report: &Sender<Resolved>,
 ) {
-    let resolver = loop {
-        match resolver(servers) {
-            Ok(resolver) => break resolver,
-            Err(_) if wanted.is_closed() => return,
-            Err(error) => tracing::warn!(error, "names of upstreams cannot be looked up again"),
-        }
-        // A file that says who is asked may be in the middle of a change.
-        sleep(AGAIN_AFTER).await;
-    };
+    // None until somebody can be asked.
+    let mut resolvers: Option<watch::Sender<TokioResolver>> = None;
     let mut watched: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
     loop {
         match timeout(AGAIN_AFTER, wanted.recv()).await {
@@ -91,49 +91,60 @@ async fn serve(
             // Only a panic ends one by itself.
             Err(_) => watched.retain(|_, task| !task.is_finished()),
         }
+        if last.is_empty() {
+            continue;
+        }
+        match (whom.renewed(), &resolvers) {
+            (Some(resolver), Some(resolvers)) => drop(resolvers.send_replace(resolver)),
+            (Some(resolver), None) => resolvers = Some(watch::Sender::new(resolver)),
+            (None, _) => {}
+        }
+        let Some(resolvers) = &resolvers else { continue };
         for name in &*last {
-            let watch = || tokio::spawn(watch(resolver.clone(), name.clone(), report.clone()));
+            let watch =
+                || tokio::spawn(watch_name(resolvers.subscribe(), name.clone(), report.clone()));
             watched.entry(name.clone()).or_insert_with(watch);
         }
     }
 }
 
-/// Without a cache: what is over is asked for, and nothing else is.
-fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver, String> {
-    let provider = TokioRuntimeProvider::default();
-    let mut builder = if servers.is_empty() {
-        TokioResolver::builder(provider).map_err(|error| error.to_string())?
-    } else {
-        let servers = servers.iter().map(|server| {
-            let mut connections = vec![ConnectionConfig::udp(), ConnectionConfig::tcp()];
-            connections.iter_mut().for_each(|one| one.port = server.port());
-            NameServerConfig::new(server.ip(), true, connections)
-        });
-        let config = ResolverConfig::from_parts(None, Vec::new(), servers.collect());
-        let mut builder = TokioResolver::builder_with_config(config, provider);
-        *builder.options_mut() = ResolverOpts::default();
-        builder
-    };
-    builder.options_mut().cache_size = 0;
-    builder.build().map_err(|error| error.to_string())
-}
-
-/// Looks a name up for as long as it is wanted.
-async fn watch(resolver: TokioResolver, name: String, report: Sender<Resolved>) {
+/// Looks a name up for as long as it is wanted, and at once when somebody else is to be asked.
+async fn watch_name(
+    mut resolvers: watch::Receiver<TokioResolver>,
+    name: String,
+    report: Sender<Resolved>,
+) {
     let mut families = Families::default();
     loop {
-        let (addresses, again_after) = match look_up(&resolver, &name).await {
+        let resolver = resolvers.borrow_and_update().clone();
+        let asked = unless(resolvers.changed(), look_up(&resolver, &name)).await;
+        // A server that is not there any more is not waited for.
+        let Some(answer) = asked else { continue };
+        let (addresses, again_after) = match answer {
             // Of the two queries, one for each family, one may just have got lost.
             Ok((addresses, _)) if families.misses_one(&addresses) => {
-                (Err("a family of addresses is missing".to_owned()), VALID_MIN)
+                tracing::debug!(name, "a family of addresses is missing");
+                (None, VALID_MIN)
             }
-            Ok((addresses, valid)) => (Ok(addresses), valid),
-            Err(why) => (Err(why), AGAIN_AFTER),
+            Ok((addresses, valid)) => (Some(Ok(addresses)), valid),
+            Err(why) => (Some(Err(why)), AGAIN_AFTER),
         };
-        let told = report.send(Resolved { name: name.clone(), addresses });
+        let tell = |addresses| report.send(Resolved { name: name.clone(), addresses }).is_ok();
         // The control thread may be far behind.
-        sleep(if told.is_ok() { again_after } else { VALID_MIN }).await;
+        let is_told = addresses.is_none_or(tell);
+        let pause = sleep(if is_told { again_after } else { VALID_MIN });
+        unless(resolvers.changed(), pause).await;
     }
+}
+
+/// What `work` comes to; none if `other` is over before it.
+async fn unless<T>(other: impl Future, work: impl Future<Output = T>) -> Option<T> {
+    let (mut other, mut work) = (pin!(other), pin!(work));
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+        Poll::Pending => other.as_mut().poll(context).map(|_| None),
+    })
+    .await
 }
 
 /// What a name means, IPv4 first, and for how long.
@@ -161,7 +172,8 @@ pub fn look_up_now(
     names: &BTreeSet<String>,
 ) -> io::Result<BTreeMap<String, Vec<IpAddr>>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let resolver = resolver(servers).map_err(io::Error::other)?;
+    let resolver = Whom::new(servers).renewed();
+    let resolver = resolver.ok_or_else(|| io::Error::other("nobody is there to be asked"))?;
     runtime.block_on(async {
         let ask = |name: &String| {
             let (resolver, name) = (resolver.clone(), name.clone());
@@ -204,14 +216,52 @@ impl Families {
 const VALID_MIN: Duration = Duration::from_secs(1);
 /// An operator who has changed an entry waits no longer than this.
 const VALID_MAX: Duration = Duration::from_secs(300);
-/// When a name is looked up again that could not be.
+/// When a name is looked up again that could not be; and how often the host's files are read.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// How long the start, or a reload, waits for name servers.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use smcr_engine::mailbox::{Waker, mailbox};
+
     use super::*;
+
+    /// What the host itself says of a name counts without a restart.
+    #[test]
+    fn a_name_in_the_file_of_hosts_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [resolv_conf, hosts] = ["resolv.conf", "hosts"].map(|name| folder.path().join(name));
+        // Nobody answers there.
+        fs::write(&resolv_conf, "nameserver 127.0.0.1\n").unwrap();
+        let (report, reports) = mailbox(8, Waker::new().unwrap());
+        let (names, mut wanted) = unbounded_channel();
+        names.send(["db.example".to_owned()].into()).unwrap();
+        let serving = std::thread::spawn({
+            let whom = Whom::of_files(&[], resolv_conf, hosts.clone());
+            move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let mut last = BTreeSet::new();
+                runtime.unwrap().block_on(serve(whom, &mut wanted, &mut last, &report));
+            }
+        });
+        for last in [7, 8] {
+            // Of both families: a server is asked for one that is not there.
+            let addresses = [format!("10.0.0.{last}"), format!("fd00::{last}")];
+            let lines = addresses.each_ref().map(|ip| format!("{ip} db.example\n"));
+            fs::write(&hosts, lines.concat()).unwrap();
+            let expected = Ok(addresses.map(|ip| ip.parse::<IpAddr>().unwrap()).into());
+            let is_heard = |_| {
+                std::thread::sleep(Duration::from_millis(50));
+                reports.receive().is_some_and(|heard| heard.addresses == expected)
+            };
+            assert!((0..400).any(is_heard), "{expected:?}");
+        }
+        drop(names);
+        serving.join().unwrap();
+    }
 
     /// One lost query must not take half of the addresses away; a name that loses them does.
     #[test]

@@ -171,6 +171,42 @@ fn a_name_is_followed_to_where_it_moves() {
     assert_eq!(states(&gateway), ["up", "up"]);
 }
 
+/// A host gets other name servers, as a laptop does by DHCP or a VPN. The gateway asks them without
+/// a restart, although it was confined before, and says once that nobody answered meanwhile.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn name_servers_of_the_host_may_change() {
+    let hosts = Hosts::new("name_servers_of_the_host_may_change");
+    let _servers = [2, 3].map(|last| Server::start(&hosts.a, last));
+    let resolv_conf = hosts.logs.join("resolv.conf");
+    let ask = |address: &str| {
+        let text = format!("nameserver {address}\noptions timeout:1 attempts:1\n");
+        fs::write(&resolv_conf, text).expect("the directory is ours");
+    };
+    let [before, after] = ["before", "after"].map(|name| hosts.logs.join(name));
+    let name_server = NameServer::start_at(&hosts, ("127.0.0.1", 53), &before, &[2]);
+    ask("127.0.0.1");
+    let bind = format!("mount --bind {} /etc/resolv.conf && exec \"$@\"", resolv_conf.display());
+    let gateway = Setup::new("gateway-a", &hosts.a)
+        .table(&format!(
+            "[[listener]]\nname = \"it\"\nbind = \"{}\"\n\
+             upstream = 'db.smcgate.test:{SERVER}'\n",
+            local(PORT)
+        ))
+        .under(&["unshare", "--mount", "sh", "-c", &bind, "sh"])
+        .start(&hosts, &hosts.a);
+    wait_until("the first server is known", LIMIT, || who(&hosts) == Some(2));
+    let said = |what: &str| gateway.process.log().matches(what).count();
+    drop(name_server);
+    let slow = 3 * LIMIT;
+    wait_until("nobody answers", slow, || said("still cannot be looked up") > 0);
+    assert_eq!(said("cannot be looked up; its addresses"), 1);
+    let _other = NameServer::start_at(&hosts, ("127.0.0.53", 53), &after, &[3]);
+    ask("127.0.0.53");
+    wait_until("the other name server is asked", LIMIT, || who(&hosts) == Some(3));
+    assert_eq!(said("can be looked up again"), 1);
+}
+
 /// dnsmasq, with answers that are good for a second.
 struct NameServer<'a> {
     process: Process,
@@ -179,7 +215,17 @@ struct NameServer<'a> {
 
 impl<'a> NameServer<'a> {
     fn start(hosts: &Hosts, entries: &'a Path) -> Self {
-        fs::write(entries, "").expect("the directory is ours");
+        Self::start_at(hosts, ("127.0.0.1", 5353), entries, &[])
+    }
+
+    /// One at another place, which says from the start that the name means these servers.
+    fn start_at(
+        hosts: &Hosts,
+        (address, port): (&str, u16),
+        entries: &'a Path,
+        lasts: &[u8],
+    ) -> Self {
+        write_entries(entries, lasts);
         let mut command = Command::new("dnsmasq");
         command.args([
             "--keep-in-foreground",
@@ -187,18 +233,24 @@ impl<'a> NameServer<'a> {
             "--user=root",
             "--pid-file",
         ]);
-        command.args(["--port=5353", "--listen-address=127.0.0.1", "--bind-interfaces"]);
+        command.args([&format!("--port={port}"), &format!("--listen-address={address}")]);
+        command.arg("--bind-interfaces");
         command.args(["--no-resolv", "--no-hosts", "--local-ttl=1", "--neg-ttl=1"]);
         command.arg("--local=/smcgate.test/");
         command.arg(format!("--addn-hosts={}", entries.display()));
-        let process = Process::start(&hosts.a, &hosts.logs, "dnsmasq", &mut command);
+        let name = format!("dnsmasq-{address}");
+        let process = Process::start(&hosts.a, &hosts.logs, &name, &mut command);
         Self { process, entries }
     }
 
     /// From now on the name means these servers.
     fn say(&self, lasts: &[u8]) {
-        let lines = lasts.iter().map(|last| format!("127.0.0.{last} db.smcgate.test\n"));
-        fs::write(self.entries, lines.collect::<String>()).expect("the directory is ours");
+        write_entries(self.entries, lasts);
         self.process.signal(Signal::HUP);
     }
+}
+
+fn write_entries(entries: &Path, lasts: &[u8]) {
+    let lines = lasts.iter().map(|last| format!("127.0.0.{last} db.smcgate.test\n"));
+    fs::write(entries, lines.collect::<String>()).expect("the directory is ours");
 }

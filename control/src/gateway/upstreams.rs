@@ -26,12 +26,31 @@ pub struct Lookups {
     pub answers: (Sender<Resolved>, Receiver<Resolved>),
     /// The thread, as soon as there are names.
     resolver: Option<Resolver>,
+    /// Names that could not be looked up when they were last.
+    failing: BTreeSet<String>,
 }
 
 impl Lookups {
     /// Nobody is asked before there is a name.
     pub fn new(servers: Vec<SocketAddr>, answers: (Sender<Resolved>, Receiver<Resolved>)) -> Self {
-        Self { servers, answers, resolver: None }
+        Self { servers, answers, resolver: None, failing: BTreeSet::new() }
+    }
+
+    /// Tells the log of a name whether it can be looked up, once each time that this changes: its
+    /// addresses may become stale meanwhile.
+    fn note(&mut self, name: &str, outcome: Result<(), &str>) {
+        match outcome {
+            Ok(()) if self.failing.remove(name) => {
+                tracing::info!(upstream = name, "can be looked up again");
+            }
+            Ok(()) => {}
+            Err(why) if self.failing.insert(name.to_owned()) => tracing::warn!(
+                upstream = name,
+                why,
+                "cannot be looked up; its addresses, if it had any, stay as they are"
+            ),
+            Err(why) => tracing::debug!(upstream = name, why, "still cannot be looked up"),
+        }
     }
 }
 
@@ -99,6 +118,7 @@ impl<N: Rnic> Gateway<N> {
                 listener.pool.leave(failed);
                 listener.pool.enter(next);
                 (one.target, one.upstream, one.connected) = (next, None, false);
+                one.left_alone.clear();
                 if one.accepts == Protocol::Tcp {
                     (one.local, one.offered) = (None, None);
                 }
@@ -118,7 +138,6 @@ impl<N: Rnic> Gateway<N> {
             self.knocked(key, false);
         }
         for slot in 0..self.listeners.len() {
-                one.left_alone.clear();
             if self.listeners[slot].retired {
                 continue;
             }
@@ -190,7 +209,8 @@ impl<N: Rnic> Gateway<N> {
         let listeners = self.listeners.iter().filter(|one| !one.retired);
         let names: BTreeSet<String> =
             listeners.flat_map(|one| one.pool.names().map(str::to_owned)).collect();
-        let Lookups { servers, answers, resolver } = &mut self.lookups;
+        let Lookups { servers, answers, resolver, failing } = &mut self.lookups;
+        failing.retain(|name| names.contains(name));
         if names.is_empty() && resolver.is_none() {
             return;
         }
@@ -210,9 +230,9 @@ impl<N: Rnic> Gateway<N> {
     /// Hears what names mean now.
     pub(super) fn hear_names(&mut self) {
         while let Some(Resolved { name, addresses }) = self.lookups.answers.1.receive() {
-            match addresses {
-                Ok(addresses) => self.name_means(&name, &addresses),
-                Err(why) => tracing::debug!(name, why, "could not be looked up"),
+            self.lookups.note(&name, addresses.as_ref().map(drop).map_err(String::as_str));
+            if let Ok(addresses) = addresses {
+                self.name_means(&name, &addresses);
             }
         }
     }
