@@ -197,8 +197,8 @@ enum Phase {
 /// - `poll_action` drains what the caller must do. Call it until `None` after every input.
 /// - `poll_timeout` says when to call `handle_timeout`, at the latest.
 ///
-/// Inputs other than `traffic` must carry non-decreasing `now`. A terminated group swallows everything. A group has
-/// about 40 KiB, most of it rkeys: keep it in a box.
+/// Inputs other than `traffic` must carry non-decreasing `now`. A terminated group swallows
+/// everything. A group has about 40 KiB, most of it rkeys: keep it in a box.
 #[derive(Clone, Debug)]
 pub struct LinkGroup {
     // RFC 7609 2.2 #5: same server for all links
@@ -343,8 +343,8 @@ impl LinkGroup {
         self.idle_deadline = idle.then(|| now + self.setup.idle_wait);
     }
 
-    /// Something arrived on the link that is not an LLC message. Pollers report it late, so `now` may
-    /// be earlier than at other inputs.
+    /// Something arrived on the link that is not an LLC message. Pollers report it late, so `now`
+    /// may be earlier than at other inputs.
     pub fn traffic(&mut self, now: Instant, number: LinkNumber) {
         self.link_event(now, number, Event::Traffic);
     }

@@ -348,8 +348,8 @@ fn a_peer_that_is_suspected_has_time_to_answer() {
     assert!(pair.client.events.contains(&ended));
 }
 
-/// Data came just before the peer's host died, and nobody had looked at the link since. It was taken
-/// for the answer to TEST LINK, and connections hung for half a minute more.
+/// Data came just before the peer's host died, and nobody had looked at the link since. It was
+/// taken for the answer to TEST LINK, and connections hung for half a minute more.
 #[test]
 fn data_from_before_a_probe_is_no_answer() {
     let mut pair = Pair::new(1, 1);

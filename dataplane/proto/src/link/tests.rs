@@ -105,8 +105,8 @@ fn a_second_probe_shortens_the_wait() {
     assert_eq!(link.poll_timeout(), Some(now + WAIT / 4));
 }
 
-/// A poller reports late what came before the probe. It was taken for the answer, and a dead peer was
-/// found out half a minute later.
+/// A poller reports late what came before the probe. It was taken for the answer, and a dead peer
+/// was found out half a minute later.
 #[test]
 fn traffic_from_before_a_probe_is_no_answer() {
     let mut link = probing();

@@ -53,8 +53,8 @@ impl UnusedPorts {
 }
 
 /// How often a peer makes us open queue pairs for links that it does not take or keep: a client by
-/// asking for links, a server by offering them. Each registers all RMBs with an RNIC, so after a few
-/// the next one waits.
+/// asking for links, a server by offering them. Each may register all RMBs with an RNIC, so after a
+/// few the next one waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pacing {
     /// How many such links in a row.

@@ -5,7 +5,7 @@ use super::exchange::Exchange;
 use super::rmbs::{Full, RmbIndex, RmbSet, Row, Standing, Token};
 use super::{Action, LinkGroup, Phase, Role};
 use crate::error::PeerMisbehaved;
-use crate::limits::{LINKS_PER_GROUP_MAX, RKEY_REPLY_WAIT};
+use crate::limits::LINKS_PER_GROUP_MAX;
 use crate::link::Cause;
 use crate::time::Instant;
 use crate::vocabulary::{LinkNumber, Rkey};
@@ -20,7 +20,7 @@ pub(super) struct Announcement {
     pub(super) rmb: RmbIndex,
     pub(super) on: LinkNumber,
     /// When the last message of it went out.
-    since: Instant,
+    pub(super) since: Instant,
     kind: Kind,
 }
 
@@ -36,12 +36,12 @@ enum Kind {
 /// An RMB of the peer of which further rkeys are to come by CONFIRM RKEY CONTINUATION.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Continuing {
-    on: LinkNumber,
+    pub(super) on: LinkNumber,
     row: usize,
     /// So many rkeys are to come.
     left: u8,
     /// When the last message of it came.
-    since: Instant,
+    pub(super) since: Instant,
 }
 
 impl LinkGroup {
@@ -169,46 +169,6 @@ impl LinkGroup {
         // RFC 7609 3.5.5.2.1 #2: pair RTokens with link numbers
         let request = ConfirmRkey { reply, negative, retry, other_links, rkey, address, others };
         self.send(on, Llc::ConfirmRkey(request));
-    }
-
-    /// How long a message about rkeys may take on this link. Connections may wait for it, so that we
-    /// soon try another link if there is one. Otherwise all connections depend on this link, and a
-    /// busy peer gets more time: a Linux peer answers nothing while it frees a queue pair.
-    ///
-    /// The other link may fail while we wait, so this is asked again whenever time has passed.
-    fn rkey_wait(&self, on: LinkNumber) -> Duration {
-        let mut others = self
-            .group_links()
-            .filter(|other| other.number != on && other.is_of_use() && other.asked.is_none());
-        if others.next().is_some() { RKEY_REPLY_WAIT } else { self.exchange_wait() }
-    }
-
-    /// When the peer is late with its answer about an RMB of ours.
-    fn announcement_deadline(&self) -> Option<Instant> {
-        let Announcement { on, since, .. } = self.announcement?;
-        Some(since + self.rkey_wait(on))
-    }
-
-    /// When the peer is late with further rkeys of an RMB of its own.
-    fn continuing_deadline(&self) -> Option<Instant> {
-        let Continuing { on, since, .. } = self.continuing?;
-        Some(since + self.rkey_wait(on))
-    }
-
-    /// When the peer is late with any message about rkeys.
-    pub(super) fn rkeys_deadline(&self) -> Option<Instant> {
-        [self.announcement_deadline(), self.continuing_deadline()].into_iter().flatten().min()
-    }
-
-    /// A link has come up, so that messages about rkeys may take less time from now on. Those that
-    /// are under way were not late until now.
-    pub(super) fn await_rkeys_anew(&mut self, now: Instant) {
-        if let Some(announcement) = &mut self.announcement {
-            announcement.since = now;
-        }
-        if let Some(continuing) = &mut self.continuing {
-            continuing.since = now;
-        }
     }
 
     /// The rkeys on further links.
@@ -488,25 +448,6 @@ impl LinkGroup {
             // RFC 7609 A.3.7 #7: log a negative DELETE RKEY reply
             self.rmb_deleted(rmb);
             self.advance(now);
-        }
-    }
-
-    /// The peer did not answer.
-    pub(super) fn rkeys_timed_out(&mut self, now: Instant) {
-        let due = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
-        if let Some(Continuing { on, .. }) = self.continuing
-            && due(self.continuing_deadline())
-        {
-            self.link_lost(now, on, Cause::LlcTimedOut);
-        }
-        // An RMB is not deleted without the peer's answer: if the peer wrote there, its queue pair
-        // would break. DELETE RKEY is sent again over another link, or the group ends.
-        // RFC 7609 C.7.1 #22: unanswered CONFIRM RKEY fails link
-        // RFC 7609 3.5.5.2.2 #3: free RMB after DELETE RKEY reply
-        if let Some(Announcement { on, .. }) = self.announcement
-            && due(self.announcement_deadline())
-        {
-            self.link_lost(now, on, Cause::LlcTimedOut);
         }
     }
 

@@ -178,8 +178,8 @@ fn a_port_is_told_of_when_the_server_has_time() {
     assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (4, 4));
 }
 
-/// Two RNICs of the client come up together. The server ignores the second notice, which crosses the
-/// link for the first; the client told of the second RNIC never again.
+/// Two RNICs of the client come up together. The server ignores the second notice, because it is
+/// adding a link for the first. The client never told of the second RNIC again.
 // RFC 7609 3.5.5.1.2 #1: client announces a new RNIC
 // RFC 7609 3.5.5.3.1 #2: ignore client's crossing ADD LINK
 #[test]

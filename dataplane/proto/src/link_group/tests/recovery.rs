@@ -445,8 +445,8 @@ fn a_client_that_keeps_no_link_waits_for_the_next_offer() {
     assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
 }
 
-/// A Linux client has no second RNIC and rejects what the timer of the server offers, however often.
-/// As soon as it has one and says so, it gets a link.
+/// A Linux client has no second RNIC and rejects what the timer of the server offers, however
+/// often. As soon as it has one and says so, it gets a link.
 // RFC 7609 C.8 #5: retry when client announces RNIC
 #[test]
 fn a_client_that_has_rejected_for_long_is_served_when_it_asks() {
@@ -494,8 +494,8 @@ fn a_server_whose_offers_become_no_links_is_rejected_for_a_while() {
     assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
 }
 
-/// An offer for which we have no RNIC costs nothing. However many there were, the link comes as soon
-/// as there is one.
+/// An offer for which we have no RNIC costs nothing. However many there were, the link comes as
+/// soon as there is one.
 #[test]
 fn offers_that_cost_nothing_do_not_count() {
     let mut client = Pair::established().client;
