@@ -57,7 +57,7 @@ pub use add::NoQueuePair;
 use exchange::Exchange;
 pub use group_link::LinkView;
 use group_link::{GroupLink, is_down};
-use retry::{Pacing, UnusedPorts};
+use retry::UnusedPorts;
 use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
@@ -233,7 +233,6 @@ pub struct LinkGroup {
     retry_at: Option<Instant>,
     /// Server: how many links in a row have failed soon after they came.
     short_lived: u8,
-    pacing: Pacing,
     /// A second link was confirmed before the group was established.
     confirmed_early: Option<LinkNumber>,
     /// How often in a row the peer refused an RMB of ours, and when we announce it again.
@@ -305,7 +304,6 @@ impl LinkGroup {
             unused_ports: UnusedPorts::default(),
             retry_at: None,
             short_lived: 0,
-            pacing: Pacing::default(),
             confirmed_early: None,
             retries: 0,
             again_at: None,

@@ -91,12 +91,12 @@ impl LinkGroup {
         });
         if bad {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
-            self.refuse(now, (number, on), theirs, NoQueuePair::NoAlternatePath);
+            self.link_refused(now, number, NoQueuePair::NoAlternatePath);
             return;
         }
         let Some(slot) = self.take_place() else {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
-            self.refuse(now, (number, on), theirs, NoQueuePair::Exhausted);
+            self.link_refused(now, number, NoQueuePair::Exhausted);
             return;
         };
         let asymmetric =
@@ -118,7 +118,6 @@ impl LinkGroup {
             self.our_rmbs.set(*rmb, slot, *rkey, *address);
         }
         if let Some(theirs) = theirs {
-            self.note_offer_port(port_of(ours));
             // RFC 7609 3.5.1.6.1 #5: answer second RNIC with second RNIC
             // RFC 7609 3.5.1.6.1 #6: single RNIC accepts an asymmetric link
             self.exchange = Some(Exchange::Connecting { number, on });
@@ -161,20 +160,6 @@ impl LinkGroup {
         if number != expected {
             return;
         }
-        if refusal == NoQueuePair::NoAlternatePath {
-            self.pacing.forgive();
-        }
-        self.refuse(now, (number, on), theirs, refusal);
-    }
-
-    /// There will be no such link, whether or not the caller has opened a queue pair for it.
-    fn refuse(
-        &mut self,
-        now: Instant,
-        (number, on): (LinkNumber, LinkNumber),
-        theirs: Option<QpAddress>,
-        refusal: NoQueuePair,
-    ) {
         if let Some(theirs) = theirs {
             self.unreserve();
             // RFC 7609 3.5.1.6.1 #2: reject ADD LINK for parallel link
@@ -329,7 +314,7 @@ impl LinkGroup {
         if number == UNNUMBERED || self.find(number).is_some() {
             return Err(PeerMisbehaved::WrongLink);
         }
-        if !self.may_add() || !self.heeds_offer(now) {
+        if !self.may_add() {
             self.reject(on, number, theirs, REASON_NO_ALTERNATE_PATH);
             self.advance(now);
             return Ok(());

@@ -173,7 +173,6 @@ impl LinkGroup {
         } else {
             self.confirmed_early = Some(number);
         }
-        self.pacing.forgive();
         self.retry_at = None;
         // A server ignores what its client says of a port while it adds a link.
         self.unused_ports.untold = true;

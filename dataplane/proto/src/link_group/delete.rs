@@ -364,7 +364,6 @@ impl LinkGroup {
         self.link_event(now, number, Event::Fail(cause));
         if !self.is_terminated() {
             self.remove_group_link(number);
-            self.note_life(now, confirmed_at);
             let failed = order.is_some_and(|order| order.reason == DeleteReason::LOST_PATH);
             self.replace_lost(now, confirmed_at.filter(|_| failed));
             self.advance(now);
@@ -460,7 +459,6 @@ impl LinkGroup {
 
     /// Client: both sides have deleted the link.
     fn let_go(&mut self, now: Instant, number: LinkNumber, cause: Cause) {
-        let confirmed_at = self.find(number).and_then(|group_link| group_link.confirmed_at);
         // RFC 7609 3.5.5.1.3 #8: free resources when reply was delivered
         self.link_event(now, number, Event::Fail(cause));
         if !self.is_terminated() {
@@ -468,7 +466,6 @@ impl LinkGroup {
             self.rkeys_lost(number);
             self.remove_group_link(number);
             self.ask_elsewhere(now, number);
-            self.note_life(now, confirmed_at);
             self.rkeys_may_change();
             self.retry_later(now);
             self.advance(now);

@@ -52,32 +52,6 @@ impl UnusedPorts {
     }
 }
 
-/// How often a peer makes us open queue pairs for links that it does not take or keep: a client by
-/// asking for links, a server by offering them. Each may register all RMBs with an RNIC, so after a
-/// few the next one waits.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pacing {
-    /// How many such links in a row.
-    in_vain: u8,
-    /// When the peer last asked or offered, and was heeded.
-    heeded_at: Instant,
-    /// Client: the port that the last offer was to get a link on.
-    port: Option<(Gid, MacAddress)>,
-}
-
-impl Pacing {
-    /// The peer asks for a link, or offers one. It counts as one in vain until it is confirmed.
-    fn heed(&mut self, now: Instant) {
-        self.in_vain = self.in_vain.saturating_add(1);
-        self.heeded_at = now;
-    }
-
-    /// A link was confirmed, or no queue pair was opened for it.
-    pub(super) fn forgive(&mut self) {
-        self.in_vain = self.in_vain.saturating_sub(1);
-    }
-}
-
 impl LinkGroup {
     /// Says that a port of ours has come up, or has no link. A server offers a link for it, a
     /// client tells its server. Nothing happens if the group has as many links as it may have.
@@ -161,15 +135,6 @@ impl LinkGroup {
             self.dropped += 1;
             return;
         }
-        if self.wanted {
-            // A link is going to be offered anyway.
-            return;
-        }
-        if let Some(at) = self.paced_until(now) {
-            self.retry_at = Some(self.retry_at.map_or(at, |retry_at| retry_at.min(at)));
-            return;
-        }
-        self.pacing.heed(now);
         // RFC 7609 3.5.5.1.1 #1: offer link when resources appear
         // RFC 7609 3.5.5.1.2 #2: begin ADD LINK to gain redundancy
         // RFC 7609 3.5.5.1.2 #3: may add link despite redundancy
@@ -201,8 +166,9 @@ impl LinkGroup {
     /// After several links that failed soon the next one is offered later: over a path that carries
     /// CONFIRM LINK and no larger packet, links would come and go without end.
     pub(super) fn replace_lost(&mut self, now: Instant, confirmed_at: Option<Instant>) {
+        let served = |at| at + self.setup.retry_link <= now;
         self.short_lived = match confirmed_at {
-            Some(at) if self.has_served(now, at) => 0,
+            Some(at) if served(at) => 0,
             Some(_) => self.short_lived.saturating_add(1),
             None => self.short_lived,
         };
@@ -213,47 +179,6 @@ impl LinkGroup {
         } else {
             self.retry_later(now);
         }
-    }
-
-    /// A link that was confirmed at that time is deleted, whoever wants that.
-    pub(super) fn note_life(&mut self, now: Instant, confirmed_at: Option<Instant>) {
-        let Some(confirmed_at) = confirmed_at else { return };
-        self.pacing.in_vain = if self.has_served(now, confirmed_at) {
-            0
-        } else {
-            self.pacing.in_vain.saturating_add(1)
-        };
-    }
-
-    /// Whether a link has lasted that was confirmed at that time.
-    fn has_served(&self, now: Instant, confirmed_at: Instant) -> bool {
-        confirmed_at + self.setup.retry_link <= now
-    }
-
-    /// When we heed the peer again, if it has made us open several queue pairs in vain.
-    fn paced_until(&self, now: Instant) -> Option<Instant> {
-        let at = self.pacing.heeded_at + self.setup.retry_link;
-        (self.pacing.in_vain > SHORT_LIVED_MAX && now < at).then_some(at)
-    }
-
-    /// Client: whether the server's offer of a link is heeded. If not, we ask for the link later: a
-    /// Linux server does not repeat what was rejected.
-    pub(super) fn heeds_offer(&mut self, now: Instant) -> bool {
-        let Some(at) = self.paced_until(now) else {
-            self.pacing.heed(now);
-            return true;
-        };
-        if let Some(port) = self.pacing.port {
-            self.unused_ports.note(port);
-            self.unused_ports.untold = false;
-            self.retry_at = Some(at);
-        }
-        false
-    }
-
-    /// Client: an offer of the server gets a queue pair on this port.
-    pub(super) fn note_offer_port(&mut self, port: (Gid, MacAddress)) {
-        self.pacing.port = Some(port);
     }
 
     /// Another attempt at a further link.

@@ -413,8 +413,6 @@ fn numbers_are_not_used_again_before_all_others() {
         hosts.break_link(last);
         hosts.run();
         hosts.cut.clear();
-        // So many links in no time would be too many for the client.
-        hosts.client.group.pacing = Pacing::default();
         hosts.server.group.want_link(hosts.now, port(2));
         hosts.run();
         let newest = hosts.server.up().into_iter().find(|number| *number != LINK).unwrap();

@@ -7,7 +7,6 @@ use super::hosts::{Host, Hosts, port};
 use super::rkeys::{announce, links};
 use super::*;
 use crate::limits::CONFIRM_ADDED_LINK_WAIT;
-use crate::link_group::retry::SHORT_LIVED_MAX;
 
 const THIRD_LINK: LinkNumber = LinkNumber(3);
 
@@ -383,130 +382,6 @@ fn a_peer_with_eight_links_dies() {
             assert!(matches!(last, Some(Action::Terminate(_))), "{role:?}: {last:?}");
             assert!(host.group.is_terminated());
         }
-    }
-}
-
-fn opened(hosts: &mut Hosts, role: Role) -> usize {
-    let told = &hosts.host(role).told;
-    told.iter().filter(|action| matches!(action, Action::OpenLink { .. })).count()
-}
-
-/// A client asks for a link and rejects the offer, again and again. For each offer we open a queue
-/// pair and register all RMBs with an RNIC, so after a few it waits like anybody else, and others
-/// are served meanwhile.
-// RFC 7609 3.5.1.6.2 #1: free resources of rejected link
-// RFC 7609 C.8 #5: retry when client announces RNIC
-#[test]
-fn a_client_that_takes_no_link_waits_for_the_next_offer() {
-    let mut hosts = Hosts::established(&[1, 2, 3, 4], &[101, 102], 4);
-    let ask = |hosts: &mut Hosts| {
-        for _ in 0..20 {
-            hosts.tell(Role::Server, LINK, add_link());
-            let offers = hosts.flying(Role::Server);
-            hosts.lose(Role::Server);
-            for (on, llc) in offers {
-                let Llc::AddLink(offer) = llc else { continue };
-                let no = AddLink { reply: true, rejected: true, reason: 1, ..offer };
-                hosts.tell(Role::Server, on, Llc::AddLink(no));
-            }
-        }
-    };
-    ask(&mut hosts);
-    assert_eq!(opened(&mut hosts, Role::Server), usize::from(SHORT_LIVED_MAX) + 1);
-    // The last request is served when the time has come, and an honest client is not left out.
-    hosts.client.ports.insert(103);
-    hosts.sleep(20);
-    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (3, 3));
-    // What lasts makes up for all that came before.
-    hosts.sleep(20);
-    hosts.server.told.clear();
-    hosts.break_link(SECOND_LINK);
-    hosts.run();
-    ask(&mut hosts);
-    assert!(opened(&mut hosts, Role::Server) > 1);
-}
-
-/// A client asks for a link, takes it, and has it deleted, again and again.
-#[test]
-fn a_client_that_keeps_no_link_waits_for_the_next_offer() {
-    let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
-    for _ in 0..20 {
-        let Some(second) = hosts.server.up().into_iter().find(|number| *number != LINK) else {
-            break;
-        };
-        let (now, reason) = (hosts.now, DeleteReason::OPERATOR);
-        hosts.client.group.delete_link(now, second, reason, false);
-        hosts.run();
-        hosts.tell(Role::Server, LINK, add_link());
-        hosts.run();
-    }
-    assert!(opened(&mut hosts, Role::Server) <= usize::from(SHORT_LIVED_MAX) + 1);
-    hosts.sleep(20);
-    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
-}
-
-/// A Linux client has no second RNIC and rejects what the timer of the server offers, however
-/// often. As soon as it has one and says so, it gets a link.
-// RFC 7609 C.8 #5: retry when client announces RNIC
-#[test]
-fn a_client_that_has_rejected_for_long_is_served_when_it_asks() {
-    let mut hosts = Hosts::established(&[1], &[101], 2);
-    hosts.server.ports.insert(2);
-    // It takes no asymmetric link either.
-    hosts.client.ports.clear();
-    hosts.sleep(200);
-    assert!(opened(&mut hosts, Role::Server) > usize::from(SHORT_LIVED_MAX) + 1);
-    assert_eq!(hosts.server.up().len(), 1);
-    hosts.client.ports.insert(102);
-    hosts.client.group.want_link(hosts.now, port(102));
-    hosts.run();
-    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
-}
-
-/// A server offers links and gives each of them up for the next offer, again and again. After a few
-/// we reject the next ones at once, and later we ask for a link ourselves.
-// RFC 7609 C.7.1 #11: client asks again by timer
-#[test]
-fn a_server_whose_offers_become_no_links_is_rejected_for_a_while() {
-    let mut hosts = Hosts::established(&[1, 2], &[101], 3);
-    let Llc::AddLink(offer) = add_link() else { unreachable!() };
-    hosts.client.ports.insert(102);
-    let offers = |hosts: &mut Hosts, range: core::ops::Range<u8>| {
-        for number in range {
-            let (link, (gid, mac)) = (LinkNumber(number), port(3));
-            hosts.tell(Role::Client, LINK, Llc::AddLink(AddLink { link, gid, mac, ..offer }));
-        }
-    };
-    offers(&mut hosts, 10..30);
-    assert_eq!(opened(&mut hosts, Role::Client), usize::from(SHORT_LIVED_MAX) + 1);
-    let said = hosts.flying(Role::Client);
-    hosts.lose(Role::Client);
-    let rejections = said.iter().filter(|(_, llc)| {
-        matches!(llc, Llc::AddLink(AddLink { reply: true, rejected: true, .. }))
-    });
-    assert_eq!(rejections.count(), 20 - usize::from(SHORT_LIVED_MAX) - 1);
-    assert_eq!(hosts.client.queue_pairs.len(), 2, "nothing is left over");
-
-    // This server would not offer anything by itself.
-    hosts.server.group.retry_at = None;
-    hosts.sleep(20);
-    assert_eq!(hosts.server.group.symmetry(), Symmetry::Symmetric);
-    assert_eq!((hosts.server.up().len(), hosts.client.up().len()), (2, 2));
-}
-
-/// An offer for which we have no RNIC costs nothing. However many there were, the link comes as
-/// soon as there is one.
-#[test]
-fn offers_that_cost_nothing_do_not_count() {
-    let mut client = Pair::established().client;
-    let Llc::AddLink(offer) = add_link() else { unreachable!() };
-    for number in 2..30 {
-        let link = LinkNumber(number);
-        client.handle_llc(T0, LINK, &Llc::AddLink(AddLink { link, ..offer })).unwrap();
-        let opens = Action::OpenLink { number: link, peer: Some((offer.gid, offer.mac)) };
-        assert_eq!(drain(&mut client), [opens]);
-        client.link_refused(T0, link, NoQueuePair::NoAlternatePath);
-        drain(&mut client);
     }
 }
 
