@@ -142,6 +142,8 @@ pub struct Gateway<N: Rnic> {
     streams: Streams,
     idle: IdleWatch,
     access_log: AccessLog,
+    /// Which configuration is in force, as [`Prepared::order`](crate::reload::Prepared) counts.
+    reloaded: u64,
     overload: Overload,
     /// How many descriptors the process may have.
     descriptors: usize,
@@ -250,6 +252,7 @@ impl<N: Rnic> Gateway<N> {
             streams: Streams::default(),
             idle: IdleWatch::new(started, limits),
             access_log: parts.access_log,
+            reloaded: 0,
             overload: Overload::new(),
             descriptors: descriptors_max(),
             mail: Mail { questions: parts.questions, waker: parts.waker, stop: parts.stop },
@@ -260,6 +263,7 @@ impl<N: Rnic> Gateway<N> {
             gateway.serve_programs(door)?;
         }
         gateway.watch_names();
+        gateway.mind_passed();
         for port in (0..gateway.ports.len()).map(PortId) {
             gateway.carrier_changed(started, port);
         }
@@ -360,6 +364,7 @@ impl<N: Rnic> Gateway<N> {
             Token::Program(key) => drop(self.hear_program(now, key)),
             Token::Network => self.network_changed(now),
             Token::Policies => self.policies_changed(),
+            Token::Passed(number) => self.refuse_passed(number),
             // Looked after at the end of each round.
             Token::Waker | Token::Rnic => {}
         }

@@ -36,6 +36,7 @@ pub mod loopback;
 pub mod measure;
 pub mod network;
 pub mod operate;
+pub mod passed;
 pub mod paths;
 pub mod placement;
 pub mod places;

@@ -19,6 +19,7 @@ use crate::config::{
 };
 use crate::entropy::random;
 use crate::loopback::Loopback;
+use crate::passed::Passed;
 use crate::smc_option::{OptionSource, Ports};
 use crate::stats::ByTransport;
 use crate::upstreams::Pool;
@@ -64,43 +65,75 @@ pub struct Common {
     /// Of the TCP connections towards SMC-R peers.
     peer_keepalive: TcpKeepalive,
     loopback: Arc<Loopback>,
+    passed: Arc<Passed>,
 }
 
 impl Common {
     /// What the listeners of `config` have in common.
-    pub fn of(config: &Config, loopback: &Arc<Loopback>) -> Self {
+    pub fn of(config: &Config, loopback: &Arc<Loopback>, passed: &Arc<Passed>) -> Self {
         Self {
             marks: config.listeners.iter().any(config::Listener::needs_mark),
             peer_keepalive: config.smc.tcp_keepalive,
             loopback: Arc::clone(loopback),
+            passed: Arc::clone(passed),
         }
     }
 
     /// The same for the listeners of `config`, which was read later.
     #[must_use]
     pub fn after(&self, config: &Config) -> Self {
-        Self::of(config, &self.loopback)
+        Self::of(config, &self.loopback, &self.passed)
     }
 
-    /// Binds a socket, and listens as `config` says.
+    /// The sockets that whoever started us has bound.
+    pub fn passed(&self) -> &Passed {
+        &self.passed
+    }
+
+    /// Listens as `config` says: at the socket that was bound to that address for us, or else at a
+    /// new one.
     ///
     /// # Errors
     ///
-    /// When the address cannot be bound.
+    /// When the address cannot be bound, or the kernel refuses an option.
     pub fn listen(&self, config: &config::Listener, option: &OptionSource) -> io::Result<OwnedFd> {
+        let (socket, waiting) = self.listen_at_start(config, option)?;
+        // They have come while nobody served them.
+        waiting.into_iter().for_each(reset);
+        Ok(socket)
+    }
+
+    /// The same when the gateway starts. Returns also the connections that wait at a socket on
+    /// which somebody else has listened for us until now.
+    ///
+    /// # Errors
+    ///
+    /// As [`listen`](Self::listen).
+    pub fn listen_at_start(
+        &self,
+        config: &config::Listener,
+        option: &OptionSource,
+    ) -> io::Result<(OwnedFd, VecDeque<OwnedFd>)> {
+        if let Some(passed) = self.passed.at(config.bind) {
+            let socket = passed.try_clone()?;
+            let waiting = self.listen_on(&socket, config, option)?;
+            return Ok((socket, waiting.unwrap_or_default()));
+        }
         let socket = new_socket(config.bind)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
         self.prepare(&socket, config)?;
         rustix::net::bind(&socket, &config.bind)?;
         mark(&socket, config, option)?;
         rustix::net::listen(&socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?;
-        Ok(socket)
+        Ok((socket, VecDeque::new()))
     }
 
     /// Listens as `config` says, by a socket that is bound and listens already. What it has
-    /// accepted so far is not changed. Returns whether it has begun to listen anew, because
-    /// connections are to answer the SMC option now and did not before, or the reverse: then
-    /// connections are reset that wait to be accepted, or are being opened.
+    /// accepted so far is not changed.
+    ///
+    /// Where connections are to answer the SMC option now and did not before, or the reverse, it
+    /// begins to listen anew. Then connections are reset that are being opened, and those are
+    /// returned that wait to be accepted.
     ///
     /// # Errors
     ///
@@ -110,44 +143,22 @@ impl Common {
         socket: &OwnedFd,
         config: &config::Listener,
         option: &OptionSource,
-    ) -> io::Result<bool> {
+    ) -> io::Result<Option<VecDeque<OwnedFd>>> {
         rustix::io::ioctl_fionbio(socket, true)?;
-        let anew = has_to_begin_anew(socket, config, option);
-        if anew {
+        let mut waiting = None;
+        if has_to_begin_anew(socket, config, option) {
+            // So shortly before that hardly any comes in between.
+            let accepted = std::iter::from_fn(|| accept_from(socket).ok());
+            waiting = Some(accepted.take(WAITING_MAX).collect());
             rustix::net::shutdown(socket, Shutdown::Read)?;
         }
         if config.accept == Protocol::Tcp {
             option.unmark(socket);
         }
-        self.prepare(socket, config)?;
-        mark(socket, config, option)?;
+        let prepared = self.prepare(socket, config).and_then(|()| mark(socket, config, option));
+        // Whatever was refused, it has to listen: epoll would report it without end.
         rustix::net::listen(socket, i32::try_from(config.backlog).unwrap_or(i32::MAX))?;
-        Ok(anew)
-    }
-
-    /// The same with a socket on which somebody else has listened for us until now. Returns the
-    /// connections that wait there.
-    ///
-    /// # Errors
-    ///
-    /// As [`listen_on`](Self::listen_on).
-    pub fn listen_on_passed(
-        &self,
-        socket: &OwnedFd,
-        config: &config::Listener,
-        option: &OptionSource,
-    ) -> io::Result<VecDeque<OwnedFd>> {
-        let mut waiting = VecDeque::new();
-        if has_to_begin_anew(socket, config, option) {
-            rustix::io::ioctl_fionbio(socket, true)?;
-            while waiting.len() < PASSED_WAITING_MAX
-                && let Ok(accepted) = accept_from(socket)
-            {
-                waiting.push_back(accepted);
-            }
-        }
-        self.listen_on(socket, config, option)?;
-        Ok(waiting)
+        prepared.map(|()| waiting)
     }
 
     /// Sets what accepted sockets inherit.
@@ -198,15 +209,15 @@ impl Listener {
         (self.config, self.common) = (config, common);
     }
 
-    /// Does what its configuration says to a socket that was there before. Returns whether that
-    /// has begun to listen anew.
+    /// Does what its configuration says to a socket that was there before. Returns the connections
+    /// that waited there, if it has begun to listen anew.
     ///
     /// # Errors
     ///
     /// As [`Common::listen_on`].
-    pub(crate) fn take_up(&self, option: &OptionSource) -> io::Result<bool> {
+    pub(crate) fn take_up(&self, option: &OptionSource) -> io::Result<Option<VecDeque<OwnedFd>>> {
         let socket = self.socket.as_ref();
-        socket.map_or(Ok(false), |socket| self.common.listen_on(socket, &self.config, option))
+        socket.map_or(Ok(None), |socket| self.common.listen_on(socket, &self.config, option))
     }
 
     /// Whether nobody needs its number any more.
@@ -323,7 +334,12 @@ impl Listener {
     }
 }
 
-fn accept_from(socket: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+/// The next connection that waits at `socket`.
+///
+/// # Errors
+///
+/// As [`Listener::accept`].
+pub(crate) fn accept_from(socket: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     accept_with(socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
 }
 
@@ -423,8 +439,8 @@ fn ports_of(accept: Protocol) -> Range<u16> {
 
 /// The SO_MARK of our own sockets, which nobody intercepts.
 pub const OWN_MARK: u32 = 0x534d_4301;
-/// More connections than this do not wait at a socket that was passed, by default of the kernel.
-const PASSED_WAITING_MAX: usize = 4096;
+/// More connections than this do not wait at a socket, by default of the kernel.
+const WAITING_MAX: usize = 4096;
 /// How many ports are tried.
 const PORTS_TRIED: usize = 16;
 
@@ -477,7 +493,7 @@ mod tests {
                 );
                 let config = Config::parse(&text, "a.toml").unwrap();
                 let option = OptionSource::None(String::new());
-                let common = Common::of(&config, &Arc::new(Loopback::Own(None)));
+                let common = Common::of(&config, &Arc::new(Loopback::Own(None)), &Arc::default());
                 let socket = common.listen(&config.listeners[0], &option).unwrap();
                 let listener = Listener::new(config.listeners[0].clone(), common, Some(socket));
                 let _client = std::net::TcpStream::connect(place).unwrap();

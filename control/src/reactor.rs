@@ -32,6 +32,8 @@ pub enum Token {
     Network,
     /// Policies of IPsec changed.
     Policies,
+    /// The socket of this number among those that were passed to us, which no listener has.
+    Passed(u16),
     /// An RNIC has something to say.
     Rnic,
 }
@@ -143,6 +145,7 @@ fn pack(token: Token) -> u64 {
         Token::Door => (8, Key { index: 0, generation: 0 }),
         Token::Program(key) => (9, key),
         Token::Policies => (10, Key { index: 0, generation: 0 }),
+        Token::Passed(index) => (11, Key { index: index.into(), generation: 0 }),
     };
     kind << KIND_SHIFT
         | u64::from(key.generation & GENERATION_MASK) << GENERATION_SHIFT
@@ -155,7 +158,7 @@ fn unpack(data: u64) -> Token {
     };
     let key = Key { index: part(0, u32::MAX), generation: part(GENERATION_SHIFT, GENERATION_MASK) };
     match data >> KIND_SHIFT {
-        0 => Token::Listener(u16::try_from(key.index).expect("packed from sixteen bits")),
+        0 => Token::Listener(index_of(key)),
         1 => Token::Application(key),
         2 => Token::Peer(key),
         4 => Token::Network,
@@ -165,8 +168,13 @@ fn unpack(data: u64) -> Token {
         8 => Token::Door,
         9 => Token::Program(key),
         10 => Token::Policies,
+        11 => Token::Passed(index_of(key)),
         _ => Token::Waker,
     }
+}
+
+fn index_of(key: Key) -> u16 {
+    u16::try_from(key.index).expect("packed from sixteen bits")
 }
 
 #[cfg(test)]
@@ -181,6 +189,7 @@ mod tests {
         let introduction = Token::Introduction(key);
         let others = [Token::Check(key), Token::Waker, Token::Network, Token::Rnic];
         let others = others.into_iter().chain([Token::Door, Token::Program(key), Token::Policies]);
+        let others = others.chain([Token::Passed(u16::MAX)]);
         for token in [listener, application, peer, introduction].into_iter().chain(others) {
             assert_eq!(unpack(pack(token)), token);
         }

@@ -25,6 +25,9 @@ pub struct Prepared {
     /// Why the access log cannot be written where the configuration wants it; none if it can, or if
     /// what is in the way may pass.
     pub log_mistake: Option<String>,
+    /// The how manieth it is that the gateway was to read, 0 for that of the start. A later one was
+    /// read later.
+    pub order: u64,
 }
 
 impl Prepared {
@@ -70,7 +73,7 @@ impl Prepared {
                 }
             }
         }
-        Self { config, names, log_mistake: None }
+        Self { config, names, log_mistake: None, order: 0 }
     }
 
     /// The addresses to which connections of `listener` may go, as far as they are known.

@@ -1,8 +1,8 @@
 //! Whoever started this process and looks after it, if that is systemd: it is told how we are, and
 //! may have bound sockets for us.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use listenfd::ListenFd;
@@ -10,6 +10,7 @@ use sd_notify::NotifyState;
 use smcr_proto::Instant;
 
 use crate::listener::local_address;
+use crate::passed::Passed;
 
 /// Speaks to whoever started us. Does nothing where nobody wants to hear.
 #[derive(Debug, Default)]
@@ -19,7 +20,7 @@ pub struct Service {
     watchdog: Option<Duration>,
     alive_at: Option<Instant>,
     /// Sockets that were bound for us.
-    sockets: Vec<(SocketAddr, OwnedFd)>,
+    sockets: Arc<Passed>,
 }
 
 impl Service {
@@ -42,25 +43,13 @@ impl Service {
         // Half the time is what systemd recommends.
         let watchdog = watchdog.then(|| Duration::from_micros(micros) / 2);
         let hears = std::env::var_os("NOTIFY_SOCKET").is_some();
+        let sockets = Arc::new(Passed::new(sockets));
         Self { hears, watchdog, alive_at: None, sockets }
     }
 
-    /// Whether a socket was bound to `address` for us.
-    pub fn has_socket(&self, address: SocketAddr) -> bool {
-        self.sockets.iter().any(|(bound, _)| *bound == address)
-    }
-
-    /// The socket that was bound to `address` for us.
-    pub fn take_socket(&mut self, address: SocketAddr) -> Option<OwnedFd> {
-        let found = self.sockets.iter().position(|(bound, _)| *bound == address)?;
-        Some(self.sockets.swap_remove(found).1)
-    }
-
-    /// Closes the sockets that were bound for us and that nobody has taken.
-    pub fn forget_sockets(&mut self) {
-        for (address, _) in self.sockets.drain(..) {
-            tracing::warn!(%address, "a socket was passed for which there is no listener");
-        }
+    /// The sockets that were bound for us.
+    pub fn sockets(&self) -> &Arc<Passed> {
+        &self.sockets
     }
 
     /// Connections are served from now on.

@@ -3,7 +3,6 @@
 pub(crate) mod ports;
 mod remedy;
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -87,7 +86,7 @@ fn at_port(what: &str) -> impl FnOnce(io::Error) -> RunError {
 /// What could not be opened or bound, or which thread ended.
 pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     raise_descriptor_limit();
-    let mut service = Service::of_this_process();
+    let service = Service::of_this_process();
     let clock = Clock::new();
     let option = OptionSource::choose(&config.smc, marks_sockets_of_others(&config, &service));
     tracing::info!("{option}");
@@ -96,9 +95,9 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
 
     let loopback = Loopback::choose(config.local.congestion_control);
     tracing::info!("{loopback}");
-    let common = Common::of(&config, &Arc::new(loopback));
+    let common = Common::of(&config, &Arc::new(loopback), service.sockets());
     let Prepared { config, names, .. } = Prepared::of(config);
-    let listeners = listen(&config, &names, &option, &common, &mut service)?;
+    let listeners = listen(&config, &names, &option, &common)?;
     let doorway = config.local.door.as_ref().map(bind_doorway).transpose()?;
     let interception = intercept(&listeners)?;
     let nics = choose_nics(&config, &devices, &names);
@@ -114,7 +113,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let network = watch_network(&config, devices, &ports)?;
 
     let (ask, questions) = mailbox(QUESTIONS_MAX, waker.clone());
-    let asker = Asker { questions: ask, file: Some(file.to_owned()) };
+    let asker = Asker::new(ask, Some(file.to_owned()));
     let admin = config.admin.listen.map(|listen| serve_operators(listen, &asker, clock, taps));
     let admin = admin.transpose()?;
     // A gateway that does not start creates no file.
@@ -159,8 +158,9 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
 /// Whether sockets that others have made are to offer or answer SMC-R: the program at our own
 /// cgroup does not see them.
 fn marks_sockets_of_others(config: &Config, service: &Service) -> bool {
-    let passed = |it: &config::Listener| it.accept == Protocol::Smc && service.has_socket(it.bind);
-    config.local.door.is_some() || config.listeners.iter().any(passed)
+    let passed = |it: &config::Listener| service.sockets().at(it.bind).is_some();
+    let is_marked = |it: &config::Listener| it.accept == Protocol::Smc && passed(it);
+    config.local.door.is_some() || config.listeners.iter().any(is_marked)
 }
 
 /// Makes sure that the configuration names a place for the access log, if one is wanted. What may
@@ -241,23 +241,16 @@ fn reload_aside(asker: Asker) {
     }
 }
 
-/// Binds all listeners, except those whose sockets whoever started us has bound.
+/// Has all listeners listen.
 fn listen(
     config: &Config,
     names: &Names,
     option: &OptionSource,
     common: &Common,
-    service: &mut Service,
 ) -> Result<Vec<Listener>, RunError> {
     let open = |listener: &config::Listener| {
         let what = format!("listener {} at {}", listener.name, listener.bind);
-        let listens = match service.take_socket(listener.bind) {
-            Some(socket) => {
-                let waiting = common.listen_on_passed(&socket, listener, option);
-                waiting.map(|waiting| (socket, waiting))
-            }
-            None => common.listen(listener, option).map(|socket| (socket, VecDeque::new())),
-        };
+        let listens = common.listen_at_start(listener, option);
         let (socket, waiting) = listens.map_err(at_port(&what))?;
         let mut opened = Listener::new(listener.clone(), common.clone(), Some(socket));
         opened.accepted = waiting.len() as u64;
@@ -268,8 +261,12 @@ fn listen(
         Ok(opened)
     };
     let listeners: Result<Vec<_>, RunError> = config.listeners.iter().map(open).collect();
-    service.forget_sockets();
     let mut listeners = listeners?;
+    for (address, _) in common.passed().iter() {
+        if config.listeners.iter().all(|listener| listener.bind != address) {
+            tracing::warn!(%address, "a socket was passed that no listener has; it refuses all");
+        }
+    }
     let local = config.local_listeners().into_iter();
     listeners.extend(local.map(|listener| Listener::local(listener, common.clone())));
     Ok(listeners)

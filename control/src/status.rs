@@ -4,7 +4,8 @@
 //! Pollers are not asked at all: their counters are read as they stand.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
@@ -75,9 +76,16 @@ pub struct Asker {
     pub questions: Sender<Question>,
     /// The file that the configuration came from; none if it came from none.
     pub file: Option<PathBuf>,
+    /// How often it was read again, or begun to be. Several may do that at once.
+    reloads: Arc<AtomicU64>,
 }
 
 impl Asker {
+    /// Asks by `questions` a gateway whose configuration is in `file`.
+    pub fn new(questions: Sender<Question>, file: Option<PathBuf>) -> Self {
+        Self { questions, file, reloads: Arc::default() }
+    }
+
     /// Asks, and waits for the answer, but no longer than [`PATIENCE`].
     fn order<T>(&self, question: impl FnOnce(SyncSender<T>) -> Question) -> Option<T> {
         let (answer, answered) = mpsc::sync_channel(1);
@@ -93,7 +101,10 @@ impl Asker {
     pub fn reload(&self) -> Outcome {
         let why = "the gateway was started without a file";
         let file = self.file.as_ref().ok_or_else(|| OperateError::Refused(why.to_owned()))?;
-        let prepared = Box::new(Prepared::read(file).map_err(OperateError::Wrong)?);
+        // What is read later is newer, however long it takes to resolve the names in it.
+        let order = self.reloads.fetch_add(1, Ordering::Relaxed) + 1;
+        let prepared = Prepared::read(file).map_err(OperateError::Wrong)?;
+        let prepared = Box::new(Prepared { order, ..prepared });
         let question = |answer| Question::Reload(prepared, answer);
         self.order(question).unwrap_or(Err(OperateError::Silent))
     }

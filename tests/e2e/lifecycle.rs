@@ -1,7 +1,7 @@
 //! What operators do to gateways, and what hosts deny them.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::net::TcpStream;
 use std::process::Command;
 use std::thread;
@@ -371,4 +371,61 @@ os.execvp(sys.argv[2],sys.argv[2:])";
         let seen = totals.map(|it| [it.connections_smc, it.connections_tcp]);
         assert_eq!(seen, [[3, 1]; 2], "{}", b.process.log());
     });
+}
+
+/// Whoever has bound a socket for us holds it as well, so that a drain closes nothing: clients were
+/// let in by the kernel and waited for ever, and the address was taken for the listener itself when
+/// it was to come back.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_socket_that_was_passed_refuses_while_drained_and_comes_back() {
+    const PASS: &str = "import os,socket,sys,time
+s=socket.create_server(('127.0.0.1',7010))
+us=os.getpid()
+if os.fork()==0:
+    while os.getppid()==us: time.sleep(.02)
+    os._exit(0)
+while s.fileno()!=3: s=socket.socket(fileno=os.dup(s.fileno()))
+os.set_inheritable(3,True)
+os.environ.update(LISTEN_FDS='1',LISTEN_PID=str(us))
+os.execvp(sys.argv[1],sys.argv[1:])";
+    let hosts = Hosts::new("a_socket_that_was_passed_refuses_while_drained_and_comes_back");
+    let _b = Pair::server_side(&hosts, &[PORT, PORT + 1]).start(&hosts, &hosts.b);
+    let near = |ports: &[u16]| Pair::client_side(&hosts, ports);
+    let passed = near(&[PORT, PORT + 1]).under(&["python3", "-c", PASS]);
+    let a = passed.start(&hosts, &hosts.a);
+    let listener = hosts.b.listen(local(PORT));
+    let is_served = || {
+        let client = hosts.a.connect(local(PORT)).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        assert_echo(&client, &accept(&listener, LIMIT));
+    };
+    let is_refused = || {
+        // The reset may come before the connection is known to be there.
+        let client = hosts.a.connect(local(PORT));
+        let read = client.and_then(|client| {
+            set_limit(&client, LIMIT);
+            (&client).read(&mut [0])
+        });
+        let error = read.expect_err("nobody serves it");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    };
+    let put = |ports: &[u16]| {
+        fs::write(hosts.logs.join("gateway-a.toml"), near(ports).text()).expect("ours");
+        smcgate(&hosts, "reload", &["reload"]).expect_success("reload");
+    };
+    for _ in 0..2 {
+        is_served();
+        smcgate(&hosts, "drain", &["drain"]).expect_success("drain");
+        is_refused();
+        smcgate(&hosts, "undrain", &["undrain"]).expect_success("undrain");
+        is_served();
+        put(&[PORT + 1]);
+        is_refused();
+        put(&[PORT, PORT + 1]);
+    }
+    is_served();
+    smcgate(&hosts, "drain", &["drain", "--listener", "port-7010"]).expect_success("drain");
+    is_refused();
+    drop(a);
 }

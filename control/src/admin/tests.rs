@@ -268,7 +268,7 @@ fn listeners_of_one_name_are_one_series() {
 #[test]
 fn a_control_thread_that_does_not_answer_is_no_zero_and_holds_nobody_up() {
     let (questions, _nobody) = mailbox(16, Waker::new().unwrap());
-    let asker = Arc::new(Asker { questions, file: None });
+    let asker = Arc::new(Asker::new(questions, None));
     let admin = spawn("127.0.0.1:0".parse().unwrap(), asker).unwrap();
     let ask = |path: &str, patience| {
         let mut stream = TcpStream::connect(admin.address()).unwrap();

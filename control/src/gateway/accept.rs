@@ -413,6 +413,6 @@ const COMES_BACK: &str = "would come back to this listener for ever";
 const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused";
 /// How many connections are accepted in a row, or looked at, before the control thread does
 /// something else.
-const ACCEPT_MAX: usize = 1_024;
+pub(super) const ACCEPT_MAX: usize = 1_024;
 /// How many of them may be started at once; queueing one costs less and is not counted.
 pub(super) const BEGIN_MAX: usize = 64;

@@ -3,15 +3,18 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use smcr_proto::Instant;
 use smcr_rnic::Rnic;
 
 use super::Gateway;
+use super::accept::ACCEPT_MAX;
 use super::reload::number;
 use crate::config::Protocol;
 use crate::intercept::Led;
-use crate::listener::Listener;
+use crate::listener::{Listener, accept_from, reset};
 use crate::operate::OperateError;
+use crate::reactor::Token;
 
 impl<N: Rnic> Gateway<N> {
     /// Takes no new connections at the listener of this name, or at all of them. Open ones go on;
@@ -49,6 +52,7 @@ impl<N: Rnic> Gateway<N> {
                 self.idle.close_over(now, *slot, over);
             }
         }
+        self.mind_passed();
         let note = |slot: &usize| {
             let Listener { config, admission, .. } = &self.listeners[*slot];
             let active = admission.active();
@@ -93,6 +97,7 @@ impl<N: Rnic> Gateway<N> {
                 Err(error) => failed.push(format!("listener {name} at {bind}: {error}")),
             }
         }
+        self.mind_passed();
         failed.extend(self.lead_to_open().err());
         match failed.is_empty() {
             true => Ok(notes),
@@ -114,6 +119,35 @@ impl<N: Rnic> Gateway<N> {
             .collect();
         // One of several that is drained is a reason for those who ask about it.
         if reasons.len() < slots.len() { Vec::new() } else { reasons }
+    }
+
+    /// Hears of connections at sockets that were passed to us and that no listener has, and of no
+    /// others.
+    pub(super) fn mind_passed(&self) {
+        for (number, (address, socket)) in (0..).zip(self.common.passed().iter()) {
+            let has_it = |one: &Listener| one.socket.is_some() && one.config.bind == address;
+            self.reactor.forget(socket);
+            if self.draining.is_some() || self.listeners.iter().any(has_it) {
+                continue;
+            }
+            if let Err(error) = self.reactor.watch(socket, Token::Passed(number)) {
+                tracing::error!(%address, %error, "nobody refuses connections there; restart");
+            }
+        }
+    }
+
+    /// Resets connections that wait at a socket that no listener has: nobody else would say that
+    /// they are not served. Others are served in between.
+    pub(super) fn refuse_passed(&self, number: u16) {
+        let socket = self.common.passed().iter().nth(number.into());
+        let Some((_, socket)) = socket else { return };
+        for _ in 0..ACCEPT_MAX {
+            match accept_from(socket) {
+                Ok(accepted) => reset(accepted),
+                Err(Errno::CONNABORTED) => {}
+                Err(_) => return,
+            }
+        }
     }
 
     /// Leads connections to the listeners that listen.

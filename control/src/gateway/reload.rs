@@ -5,6 +5,7 @@
 //! connections. A socket that is bound where a new listener wants to be changes hands, so that no
 //! connection is refused in between.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
 use smcr_proto::Instant;
@@ -36,8 +37,8 @@ enum Listens {
     AsBefore,
     /// A socket that was just made.
     Fresh(OwnedFd),
-    /// The socket of a listener that was there before.
-    Inherited(OwnedFd),
+    /// The socket of a listener that was there before, in this slot.
+    Inherited(OwnedFd, usize),
     /// None: the operator has drained it.
     Not,
 }
@@ -58,7 +59,12 @@ impl<N: Rnic> Gateway<N> {
         }
         // The configuration knows nothing of them.
         self.close_doors(now);
-        let Prepared { mut config, names, log_mistake } = prepared;
+        let Prepared { mut config, names, log_mistake, order } = prepared;
+        if order < self.reloaded {
+            // To resolve its names took longer.
+            let why = "a configuration that was read later is in force already";
+            return Err(OperateError::Refused(why.to_owned()));
+        }
         // A folder that we have given up looks like one that we may not use.
         if let Some(why) = self.confinement.refuses(&config).or(log_mistake) {
             return Err(OperateError::Refused(why));
@@ -74,6 +80,7 @@ impl<N: Rnic> Gateway<N> {
             return Err(OperateError::Refused(why));
         }
         // From here on nothing fails.
+        self.reloaded = order;
         self.renew_kept();
         self.change_rnics(now, rnics, &mut notes);
         notes.extend(self.what_changes(&config, &plan));
@@ -126,9 +133,10 @@ impl<N: Rnic> Gateway<N> {
     }
 
     fn socket_for(&self, wanted: &config::Listener, common: &Common) -> std::io::Result<Listens> {
-        let mut there = self.listeners.iter().filter(|old| old.config.bind == wanted.bind);
-        match there.find_map(|old| old.socket.as_ref()) {
-            Some(socket) => Ok(Listens::Inherited(socket.try_clone()?)),
+        let there = self.listeners.iter().enumerate();
+        let mut there = there.filter(|(_, old)| old.config.bind == wanted.bind);
+        match there.find_map(|(slot, old)| Some((slot, old.socket.as_ref()?))) {
+            Some((slot, socket)) => Ok(Listens::Inherited(socket.try_clone()?, slot)),
             None => Ok(Listens::Fresh(common.listen(wanted, &self.option)?)),
         }
     }
@@ -138,7 +146,7 @@ impl<N: Rnic> Gateway<N> {
         let led = config.listeners.iter().zip(plan).filter_map(|(config, planned)| {
             let socket = match &planned.socket {
                 Listens::AsBefore => self.listeners[planned.slot].socket.as_ref()?,
-                Listens::Fresh(socket) | Listens::Inherited(socket) => socket,
+                Listens::Fresh(socket) | Listens::Inherited(socket, _) => socket,
                 Listens::Not => return None,
             };
             Some(Led { index: number(planned.slot), config, socket: socket.as_fd() })
@@ -191,7 +199,7 @@ impl<N: Rnic> Gateway<N> {
             match planned.map(|planned| &planned.socket) {
                 // They have come to what it was before.
                 Some(Listens::AsBefore | Listens::Not) => while self.begin_some(slot) {},
-                Some(Listens::Fresh(_) | Listens::Inherited(_)) => self.close(now, slot),
+                Some(Listens::Fresh(_) | Listens::Inherited(..)) => self.close(now, slot),
                 None => {
                     self.close(now, slot);
                     // They would be let in by the rules of nobody.
@@ -208,32 +216,54 @@ impl<N: Rnic> Gateway<N> {
             } else {
                 self.put_listener(slot, Listener::new(wanted, common, None));
             }
-            self.listen_on(slot, socket);
+            self.listen_on(now, slot, socket);
         }
+        self.mind_passed();
     }
 
     /// Has the listener in `slot` listen.
-    fn listen_on(&mut self, slot: usize, socket: Listens) {
+    fn listen_on(&mut self, now: Instant, slot: usize, socket: Listens) {
         let listener = &mut self.listeners[slot];
-        let is_old = matches!(socket, Listens::AsBefore | Listens::Inherited(_));
-        match socket {
-            Listens::AsBefore | Listens::Not => {}
-            Listens::Fresh(socket) | Listens::Inherited(socket) => listener.socket = Some(socket),
-        }
-        match if is_old { listener.take_up(&self.option) } else { Ok(false) } {
-            Ok(false) => {}
-            Ok(true) => {
-                let socket = listener.socket.as_ref().expect("it has begun anew").as_fd();
-                let led = Led { index: number(slot), config: &listener.config, socket };
-                self.interception.listens_anew(led);
+        let before = match socket {
+            Listens::AsBefore => Some(slot),
+            Listens::Not => None,
+            Listens::Fresh(socket) => {
+                listener.socket = Some(socket);
+                None
             }
-            Err(error) => tracing::warn!(
-                listener = listener.config.name,
-                %error,
-                "not all options of its socket could be changed; restart the gateway"
-            ),
+            Listens::Inherited(socket, before) => {
+                listener.socket = Some(socket);
+                Some(before)
+            }
+        };
+        if let Some(before) = before {
+            match listener.take_up(&self.option) {
+                Ok(None) => {}
+                Ok(Some(waiting)) => {
+                    let socket = listener.socket.as_ref().expect("it has begun anew").as_fd();
+                    let led = Led { index: number(slot), config: &listener.config, socket };
+                    self.interception.listens_anew(led);
+                    self.begin_late(now, before, waiting);
+                }
+                Err(error) => tracing::warn!(
+                    listener = listener.config.name,
+                    %error,
+                    "not all options of its socket could be changed; restart the gateway"
+                ),
+            }
         }
         self.open(slot);
+    }
+
+    /// Begins connections that came to a listener before it was closed: they are served as it was.
+    fn begin_late(&mut self, now: Instant, slot: usize, waiting: VecDeque<OwnedFd>) {
+        let listener = &mut self.listeners[slot];
+        listener.accepted += waiting.len() as u64;
+        listener.arrived.extend(waiting);
+        while self.begin_some(slot) {}
+        if self.listeners[slot].retired {
+            self.turn_waiting_away(now, slot);
+        }
     }
 
     /// Hears of connections at the listener in `slot`, if it listens and nobody hears yet.

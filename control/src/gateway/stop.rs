@@ -25,7 +25,9 @@ impl<N: Rnic> Gateway<N> {
         self.interception.cease();
         self.leave_listeners_alone();
         for listener in &mut self.listeners {
-            listener.socket = None;
+            // Whoever has bound it for us has it still: what waits there is left to who comes next.
+            let socket = listener.socket.take();
+            socket.into_iter().for_each(|socket| self.reactor.forget(socket));
         }
         self.turn_arrived_away(now);
         self.turn_all_away(now);
@@ -33,6 +35,7 @@ impl<N: Rnic> Gateway<N> {
             self.turn_waiting_away(now, slot);
         }
         self.draining = Some(now + limit);
+        self.mind_passed();
         self.endpoint.drain();
         self.close_all_kept(None);
         self.settle(now);

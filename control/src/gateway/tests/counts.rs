@@ -101,3 +101,20 @@ fn counters_of_an_rnic_go_on_when_it_comes_back() {
     let rows = gateway.figures(now).rnics;
     assert_eq!(rows.iter().map(|row| row.packets_in).collect::<Vec<_>>(), [8]);
 }
+
+/// An operator corrects a file whose names nobody resolves, and reloads again. When the first
+/// reload has waited for its names in vain, it must not bring the old file back.
+#[test]
+fn a_configuration_that_was_read_earlier_does_not_come_back() {
+    let (mut gateway, _) = halted(214, "");
+    let now = gateway.clock.now();
+    let mut reload = |name: &str, order| {
+        let mut config = gateway.config.clone();
+        name.clone_into(&mut config.listeners[0].name);
+        let outcome = gateway.reload(now, Prepared { order, ..Prepared::of(config) });
+        (outcome.is_ok(), gateway.config.listeners[0].name.clone())
+    };
+    assert_eq!(reload("corrected", 2), (true, "corrected".to_owned()));
+    assert_eq!(reload("wrong", 1), (false, "corrected".to_owned()));
+    assert_eq!(reload("newest", 3), (true, "newest".to_owned()));
+}

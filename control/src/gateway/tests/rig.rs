@@ -85,13 +85,8 @@ impl Rig {
             let mail = (waker, questions, stopped);
             built(config, (number, address, is_up), mail).run().unwrap();
         });
-        let rig = Self {
-            gateway,
-            upstream,
-            asker: Asker { questions: ask, file: None },
-            stop,
-            thread: Some(thread),
-        };
+        let rig =
+            Self { gateway, upstream, asker: Asker::new(ask, None), stop, thread: Some(thread) };
         // The first answer says that it listens.
         wait_until("the gateway runs", || rig.stats().schema == crate::stats::SCHEMA);
         rig
@@ -236,7 +231,7 @@ fn built(
     let clock = Clock::new();
     let access_log = AccessLog::new(clock, &config.access_log).unwrap();
     let option = OptionSource::choose(&config.smc, false);
-    let common = Common::of(&config, &Arc::new(Loopback::Host));
+    let common = Common::of(&config, &Arc::new(Loopback::Host), &Arc::default());
     let listen = |wanted: &config::Listener| {
         let socket = common.listen(wanted, &option).unwrap();
         Listener::new(wanted.clone(), common.clone(), Some(socket))
