@@ -93,6 +93,8 @@ struct port {
     // Set by DPDK's interrupt thread, read by the others.
     bool removed;
     struct rte_device *device;
+    // The next one in `open_ports`.
+    struct port *next;
     struct rte_mempool *pool;
     struct rte_mbuf *received[BURST_MAX];
     struct rte_mbuf *vacant[BURST_MAX];
@@ -172,13 +174,49 @@ static int on_event(uint16_t id, enum rte_eth_event_type type, void *arg, void *
     return 0;
 }
 
+// Ports whose devices may be removed.
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct port *open_ports;
+
 // DPDK says so of a PCI device that the kernel wants back: it waits until the port is closed.
 static void on_device_event(const char *name, enum rte_dev_event_type type, void *arg) {
-    (void)name;
-    struct port *port = arg;
-    if (type == RTE_DEV_EVENT_REMOVE) {
-        __atomic_store_n(&port->removed, true, __ATOMIC_RELEASE);
+    (void)arg;
+    if (name == NULL || type != RTE_DEV_EVENT_REMOVE) {
+        return;
     }
+    pthread_mutex_lock(&open_lock);
+    for (struct port *port = open_ports; port != NULL; port = port->next) {
+        if (strcmp(rte_dev_name(port->device), name) == 0) {
+            __atomic_store_n(&port->removed, true, __ATOMIC_RELEASE);
+        }
+    }
+    pthread_mutex_unlock(&open_lock);
+}
+
+// Has `on_device_event` look for this port. It is registered once, for all devices, and stays: in
+// DPDK before 23 the end of one registration could take those of other devices along.
+static void hear_of_removal(struct port *port) {
+    static bool hears;
+    pthread_mutex_lock(&open_lock);
+    port->next = open_ports;
+    open_ports = port;
+    bool first = !hears;
+    hears = true;
+    pthread_mutex_unlock(&open_lock);
+    if (first) {
+        rte_dev_event_callback_register(NULL, on_device_event, NULL);
+    }
+}
+
+static void hear_no_more(const struct port *port) {
+    pthread_mutex_lock(&open_lock);
+    for (struct port **at = &open_ports; *at != NULL; at = &(*at)->next) {
+        if (*at == port) {
+            *at = port->next;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&open_lock);
 }
 
 // Lets frames in that the port would filter: of its VLAN, and of the group of its IPv6 address. A
@@ -189,16 +227,18 @@ static int let_in(struct port *port, const struct wishes *wishes, bool filters_v
     if (filters_vlans) {
         *step = "it refuses its VLAN";
         int status = rte_eth_dev_vlan_filter(port->id, port->vlan, 1);
-        if (status != 0) {
+        // A driver may say that it can what the host has not granted to its virtual function.
+        if (status != 0 && status != -ENOTSUP) {
             return status;
         }
     }
-    struct rte_ether_addr group;
-    memcpy(group.addr_bytes, wishes->group, sizeof wishes->group);
-    if (rte_is_zero_ether_addr(&group)) {
+    // Also of all nodes: neighbours announce there that their Ethernet address is another one.
+    struct rte_ether_addr groups[] = {{{0}}, {{0x33, 0x33, 0, 0, 0, 1}}};
+    memcpy(groups[0].addr_bytes, wishes->group, sizeof wishes->group);
+    if (rte_is_zero_ether_addr(&groups[0])) {
         return 0;
     }
-    int one = rte_eth_dev_set_mc_addr_list(port->id, &group, 1);
+    int one = rte_eth_dev_set_mc_addr_list(port->id, groups, 2);
     int all = rte_eth_allmulticast_enable(port->id);
     // A driver that knows neither has no filter.
     if (one == 0 || all == 0 || (one == -ENOTSUP && all == -ENOTSUP)) {
@@ -278,7 +318,7 @@ static int set_up(struct port *port, const struct wishes *wishes, const char **s
     }
     // A port that sends no such event is asked in `link`.
     rte_eth_dev_callback_register(port->id, RTE_ETH_EVENT_INTR_RMV, on_event, port);
-    rte_dev_event_callback_register(rte_dev_name(port->device), on_device_event, port);
+    hear_of_removal(port);
     *step = "it does not start";
     status = rte_eth_dev_start(port->id);
     // Without a server this fails, and the link is down.
@@ -336,12 +376,7 @@ static void close_port(struct port *port) {
            -EAGAIN) {
         rte_pause();
     }
-    if (port->device != NULL) {
-        while (rte_dev_event_callback_unregister(rte_dev_name(port->device), on_device_event, port) ==
-               -EAGAIN) {
-            rte_pause();
-        }
-    }
+    hear_no_more(port);
     on_interrupt_thread(port->id, close_now);
     rte_mempool_free(port->pool);
     if (port->device != NULL) {
@@ -354,6 +389,30 @@ static void close_port(struct port *port) {
 static void give_back(const char *name) {
     // Only PCI addresses have colons.
     rte_eal_hotplug_remove(strchr(name, ':') != NULL ? "pci" : "vdev", name);
+}
+
+// Finds the port of the device that is named so. Most drivers name a port like its device; mana and
+// mlx4 add which of its ports it is. Returns 0 or a negative errno, and says in `step` what failed.
+static int find_port(const char *name, uint16_t *id, const char **step) {
+    *step = "its driver made no port";
+    int status = rte_eth_dev_get_port_by_name(name, id);
+    if (status == 0) {
+        return 0;
+    }
+    uint16_t other, found = 0;
+    RTE_ETH_FOREACH_DEV(other) {
+        struct rte_eth_dev_info info;
+        if (rte_eth_dev_info_get(other, &info) == 0 && info.device != NULL &&
+            strcmp(rte_dev_name(info.device), name) == 0) {
+            *id = other;
+            found++;
+        }
+    }
+    if (found > 1) {
+        *step = "it has several ports, of which none can be named; only devices with one can be used";
+        return -EINVAL;
+    }
+    return found == 1 ? 0 : status;
 }
 
 // Opens `device`: what EAL takes behind --vdev, or a PCI address. `name` is the part before the
@@ -373,8 +432,7 @@ static int open_port(const char *device, const char *name, const struct wishes *
         return ENOMEM;
     }
     port->vlan = wishes->vlan;
-    *step = "its driver made no port";
-    status = rte_eth_dev_get_port_by_name(name, &port->id);
+    status = find_port(name, &port->id, step);
     if (status != 0) {
         free(port);
         give_back(name);

@@ -126,7 +126,8 @@ impl Neighbours {
         self.outbox.pop_front()
     }
 
-    /// Handles a frame, if it is a question for our address or an answer to a question of ours.
+    /// Handles a frame, if it is a question for our address, an answer to a question of ours, or
+    /// what a neighbour tells everybody.
     pub(super) fn handle(&mut self, now: Instant, frame: &[u8]) {
         let news = match self.home.address {
             IpAddr::V4(own) => read_arp(frame, own),
@@ -152,6 +153,9 @@ impl Neighbours {
                     self.known.insert(news.sender, known);
                 }
             }
+            // An address that moves to another host or port is announced (RFC 5227 3, RFC 4861
+            // 7.2.6).
+            Kind::Answer if is_valid => self.doubt_unless(news.sender, news.mac),
             Kind::Question | Kind::Answer => {}
         }
     }
@@ -223,15 +227,18 @@ fn arp(
 
 fn read_arp(frame: &[u8], own: Ipv4Addr) -> Option<News> {
     let body = frame.get(ETHERNET_LEN..)?.first_chunk::<28>()?;
-    if frame[12..14] != ARP.to_be_bytes() || body[..6] != ARP_HEADER || body[24..] != own.octets() {
+    if frame[12..14] != ARP.to_be_bytes() || body[..6] != ARP_HEADER {
         return None;
     }
+    let (sender, about) = (&body[14..18], &body[24..]);
     let kind = match u16::from_be_bytes([body[6], body[7]]) {
-        REQUEST => Kind::Question,
-        REPLY => Kind::Answer,
+        // Either kind may announce (RFC 5227 3).
+        REQUEST | REPLY if sender == about && about != own.octets() => Kind::Answer,
+        REQUEST if about == own.octets() => Kind::Question,
+        REPLY if about == own.octets() => Kind::Answer,
         _ => return None,
     };
-    let sender = Ipv4Addr::from(*body[14..].first_chunk::<4>()?);
+    let sender = Ipv4Addr::from(*sender.first_chunk::<4>()?);
     let mac = MacAddress(*body[8..].first_chunk::<6>()?);
     Some(News { kind, sender: sender.into(), mac })
 }
@@ -354,7 +361,7 @@ const ADVERTISEMENT: u8 = 136;
 const SOLICITED: u8 = 0x40;
 /// In the first byte of the flags: it replaces what was known.
 const OVERRIDE: u8 = 0x20;
-/// Everybody on the link.
+/// Everybody on the link: whom a neighbour tells that it has another Ethernet address.
 const ALL_NODES: (MacAddress, Ipv6Addr) =
     (MacAddress([0x33, 0x33, 0, 0, 0, 1]), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
 const SOURCE_OPTION: u8 = 1;
@@ -521,6 +528,41 @@ mod tests {
                 assert_eq!(a.find(at(1_003), ip(there)), now);
                 assert_eq!(a.poll_frame(), None, "it knows again");
             }
+        }
+    }
+
+    /// An address moves to another host or port without a question, as bonds and routers with a
+    /// shared address do: that is announced to all. We went on to send to the old one for half a
+    /// minute. An announcement is no proof either.
+    #[test]
+    fn a_neighbour_that_announces_another_ethernet_address_is_asked_for_it() {
+        let mac = MacAddress([2, 0, 0, 0, 0, 3]);
+        let (v4, v6) = (Ipv4Addr::new(10, 0, 0, 2), "fd00::2".parse().unwrap());
+        let unsolicited = discovery(
+            (mac, v6),
+            ALL_NODES,
+            ADVERTISEMENT,
+            [OVERRIDE, 0, 0, 0],
+            (v6, TARGET_OPTION),
+        );
+        for (here, there, announcement) in [
+            ("10.0.0.1", "10.0.0.2", arp(REQUEST, (BROADCAST, NOBODY), (mac, v4), v4)),
+            ("10.0.0.1", "10.0.0.2", arp(REPLY, (BROADCAST, BROADCAST), (mac, v4), v4)),
+            ("fd00::1", "fd00::2", unsolicited),
+        ] {
+            let mut a = acquainted(here, there);
+            a.handle(at(1_000), &announcement);
+            assert_eq!(a.poll_frame(), None, "nothing was asked");
+            let old = Some(MacAddress([2, 0, 0, 0, 0, 2]));
+            assert_eq!(a.find(at(1_001), ip(there)), old, "it may be a lie");
+            let question = a.poll_frame().expect("it asks at once");
+            let mut newcomer = Neighbours::new(home(3, there));
+            newcomer.handle(at(1_002), &question);
+            a.handle(at(1_002), &newcomer.poll_frame().unwrap());
+            assert_eq!(a.find(at(1_003), ip(there)), Some(mac));
+            let mut stranger = Neighbours::new(home(1, here));
+            stranger.handle(at(0), &announcement);
+            assert_eq!(stranger.known.len(), 0, "whom nobody has looked for");
         }
     }
 
