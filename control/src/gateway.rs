@@ -213,7 +213,8 @@ impl<N: Rnic> Gateway<N> {
         let reactor = watch(&parts)?;
         let started = parts.clock.now();
         let kinds: Vec<_> = parts.ports.iter().map(|port| &port.kind).collect();
-        let settings = settings(&parts.config, parts.peer_id, &kinds, &parts.listeners);
+        let speaks = (&parts.option, &parts.listeners[..]);
+        let settings = settings(&parts.config, parts.peer_id, &kinds, speaks);
         let nics = parts.nics.into_iter().filter_map(|nic| {
             let named = parts.ports.iter().enumerate().filter(|(_, port)| port.name == nic.name);
             let ports: Vec<_> = named.map(|(index, _)| PortId(index)).collect();

@@ -69,6 +69,14 @@ impl OptionSource {
         }
     }
 
+    /// Makes connections that `listener` accepts answer the option no more, and with it what else
+    /// listens at those `ports` in its network namespace.
+    pub fn forget_listener(&self, listener: impl AsFd, ports: Ports) {
+        if let Ok(place) = place_of(listener.as_fd(), ports) {
+            self.forget(&place);
+        }
+    }
+
     /// Makes a socket offer SMC-R no more, or the connections that it accepts from when it begins
     /// to listen.
     pub fn unmark(&self, socket: impl AsFd) {

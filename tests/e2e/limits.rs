@@ -193,6 +193,27 @@ fn what_exceeds_a_limit() {
     assert_eq!(b.stats().totals.connections_smc, 2);
 }
 
+/// Where SMC-R is assumed, the far gateway awaits a CLC message on each connection, also on those
+/// for which there will be no SMC-R. They were reset.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn what_exceeds_a_limit_is_tcp_where_smc_r_is_assumed() {
+    let hosts = Hosts::new("what_exceeds_a_limit_is_tcp_where_smc_r_is_assumed");
+    let keys = "connections_max = 1\nover_limit = \"tcp\"\n";
+    let near = Setup::new("gateway-a", &hosts.a).towards(hosts.b.address, LIMITED).table(keys);
+    let far = Pair::server_side(&hosts, &[LIMITED]).assume(hosts.a.address);
+    let Pair { a, b } = Pair::start_these(&hosts, near.assume(hosts.b.address), far);
+    let listener = hosts.b.listen(local(LIMITED));
+    let first = open(&hosts, LIMITED, &listener);
+    assert_echo(&first.0, &first.1);
+    let over = open(&hosts, LIMITED, &listener);
+    assert_echo(&over.0, &over.1);
+    for stats in [a.stats(), b.stats()] {
+        assert_eq!((stats.totals.connections_smc, stats.totals.connections_tcp), (1, 1));
+        assert_eq!(&*stats.fallbacks[0].name, "OVER_LIMIT");
+    }
+}
+
 /// A client that connects in a loop has its rate, over SMC-R too; connections of which half is
 /// left, and old ones, end at both applications.
 #[test]

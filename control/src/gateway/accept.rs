@@ -385,12 +385,19 @@ fn at_client(
     one: &mut Negotiating,
     is_foreign: bool,
 ) -> Option<Surroundings> {
-    let (local, server) = (one.local?, one.target);
-    let at = if is_foreign { network.towards(server.ip())? } else { local.ip() };
+    let server = one.target;
     // What it answered to our SYN does not change. Each question is a system call.
     let offered = match one.offered {
         Some(offered) => offered,
         None => *one.offered.insert(option.peer_offered(one.peer()?, server)),
+    };
+    let at = one.local.and_then(|local| {
+        let at = if is_foreign { network.towards(server.ip())? } else { local.ip() };
+        Some((local, at))
+    });
+    let Some((local, at)) = at else {
+        // It awaits a CLC message all the same. Whether it is protected cannot be known.
+        return Some(Surroundings { offered, protected: offered, ..Surroundings::default() });
     };
     Some(Surroundings {
         offered,
@@ -416,3 +423,33 @@ const OUT_OF_DESCRIPTORS: &str = "file descriptors: new connections are refused"
 pub(super) const ACCEPT_MAX: usize = 1_024;
 /// How many of them may be started at once; queueing one costs less and is not counted.
 pub(super) const BEGIN_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::device::Devices;
+    use crate::pnet::PnetTable;
+
+    /// The process is out of descriptors, say, so that it cannot ask for the route. A server that
+    /// has been offered SMC-R awaits a message all the same; it got the bytes of the application.
+    #[test]
+    fn a_server_that_was_offered_smc_r_hears_of_it_whatever_is_unknown() {
+        let text = "[[listener]]\nname = \"it\"\nbind = \"127.0.0.1:1\"\naccept = \"tcp\"\n\
+                    connect = \"smc\"\nupstream = \"127.0.0.1:2\"\n";
+        let config = Config::parse(text, "x.toml").unwrap();
+        let pnet = PnetTable::new(&config);
+        let mut network = Network::new(Devices::read().unwrap(), pnet, Vec::new());
+        let server = "127.0.0.1:2".parse().unwrap();
+        let (accepted, upstream) = std::os::unix::net::UnixStream::pair().unwrap();
+        let came = (0, Protocol::Tcp);
+        let mut one = Negotiating::new(Instant::default(), came, (server, server), accepted.into());
+        one.upstream = Some(upstream.into());
+        for (peers, awaits) in [("127.0.0.0/8", true), ("10.0.0.0/8", false)] {
+            one.offered = None;
+            let option = OptionSource::Assume(vec![peers.parse().unwrap()]);
+            let seen = at_client(&mut network, &option, &mut one, true).unwrap();
+            assert_eq!((seen.offered, seen.port), (awaits, None));
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Listeners that take no connections for a while, because an operator says so.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use crate::intercept::Led;
 use crate::listener::{Listener, accept_from, reset};
 use crate::operate::OperateError;
 use crate::reactor::Token;
+use crate::smc_option::Ports;
 
 impl<N: Rnic> Gateway<N> {
     /// Takes no new connections at the listener of this name, or at all of them. Open ones go on;
@@ -127,12 +128,31 @@ impl<N: Rnic> Gateway<N> {
         for (number, (address, socket)) in (0..).zip(self.common.passed().iter()) {
             let has_it = |one: &Listener| one.socket.is_some() && one.config.bind == address;
             self.reactor.forget(socket);
-            if self.draining.is_some() || self.listeners.iter().any(has_it) {
+            if self.listeners.iter().any(has_it) {
+                continue;
+            }
+            self.answer_no_more(socket, address.port());
+            if self.draining.is_some() {
+                // They are for the next process that gets the socket.
                 continue;
             }
             if let Err(error) = self.reactor.watch(socket, Token::Passed(number)) {
                 tracing::error!(%address, %error, "nobody refuses connections there; restart");
             }
+        }
+    }
+
+    /// Has connections that come to a socket that no listener has answer the SMC option no more:
+    /// nobody would hear the messages that follow, or the server would, as data.
+    fn answer_no_more(&self, socket: &OwnedFd, port: u16) {
+        let open = |one: &&Listener| one.socket.is_some() && one.config.accept == Protocol::Smc;
+        let mut others = self.listeners.iter().filter(open).peekable();
+        if others.peek().is_none() {
+            self.option.forget_listener(socket, Ports::Any);
+        }
+        // What is noted is the port, which another address may have as well.
+        if others.all(|one| one.config.bind.port() != port) {
+            self.option.forget_listener(socket, Ports::Own);
         }
     }
 

@@ -106,7 +106,8 @@ impl<N: Rnic> Gateway<N> {
     /// Tells everybody what the configuration says now.
     pub(super) fn decide_anew(&mut self) {
         let kinds: Vec<_> = self.ports.iter().map(|port| &port.kind).collect();
-        let settings = settings(&self.config, self.peer_id, &kinds, &self.listeners);
+        let speaks = (&self.option, &self.listeners[..]);
+        let settings = settings(&self.config, self.peer_id, &kinds, speaks);
         self.endpoint.change(settings, group_settings(&self.config, self.peer_id));
         let limits = self.listeners.iter().map(|one| Limits::of(&one.config.bounds));
         self.idle.change(limits.collect());

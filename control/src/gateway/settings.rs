@@ -11,6 +11,7 @@ use crate::groups;
 use crate::host_memory;
 use crate::listener::Listener;
 use crate::rendezvous::{self, Side, Terms};
+use crate::smc_option::OptionSource;
 
 /// What the operator decided about link groups.
 pub(super) fn group_settings(config: &Config, peer_id: PeerId) -> groups::Settings {
@@ -33,7 +34,7 @@ pub(super) fn settings(
     config: &Config,
     peer_id: PeerId,
     kinds: &[&RnicKind],
-    listeners: &[Listener],
+    (option, listeners): (&OptionSource, &[Listener]),
 ) -> rendezvous::Settings {
     let smc = &config.smc;
     let v2 = PolicyV2 {
@@ -51,6 +52,7 @@ pub(super) fn settings(
         peer_id,
         v1: kinds.iter().map(|kind| smc.versions.speaks_v1(kind)).collect(),
         v2: (smc.versions.speaks_v2() && is_over_v2).then_some(v2),
+        is_assumed: matches!(option, OptionSource::Assume(_)),
         handshake_timeout: smc.handshake_timeout,
         handshakes_max: config.limits.handshakes_max as usize,
         silent_max: config.limits.silent_max as usize,
@@ -100,7 +102,8 @@ mod tests {
         let (one, both) = (parse(soft), parse(&format!("{soft}{hard}")));
         let kinds: Vec<_> = both.rnics.iter().map(|rnic| &rnic.kind).collect();
         let offers = |config: &Config, kinds: &[&RnicKind]| {
-            let settings = settings(config, PeerId([1; 8]), kinds, &[]);
+            let settings =
+                settings(config, PeerId([1; 8]), kinds, (&OptionSource::None(String::new()), &[]));
             settings.v2.expect("an RNIC has an address of RoCE v2").dense_packets
         };
         assert!(!offers(&both, &kinds));

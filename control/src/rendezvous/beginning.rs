@@ -23,10 +23,11 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         let seeks = terms.offers_to(self.one.upstream) && self.one.reason.is_none();
         let offer = seeks && self.one.has_place;
         let crowded = seeks && !offer;
+        let is_awaited = self.one.dialled || self.shared.settings.is_assumed;
         self.one.state = match (self.one.follows, side) {
             (Some(connection), _) => State::Following(connection),
-            // It is too late to offer nothing, so what speaks against SMC-R becomes a Decline.
-            (None, Side::Client) if self.one.dialled => {
+            // We cannot offer nothing, so what speaks against SMC-R becomes a Decline.
+            (None, Side::Client) if is_awaited => {
                 if crowded {
                     self.one.reason = Some(Diagnosis::TOO_BUSY);
                 }

@@ -26,7 +26,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Negotiator<'_, N, P> {
         if !self.one.surroundings.offered && !self.one.dialled {
             let listed = self.is_listed();
             let why = if listed { Diagnosis::NO_SMC_OPTION } else { Diagnosis::PEER_NOT_LISTED };
-            self.one.state = State::plain(Some(why));
+            self.one.state = State::plain(Some(self.one.reason.unwrap_or(why)));
             return None;
         }
         match self.proposal() {

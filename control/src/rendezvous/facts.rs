@@ -21,6 +21,9 @@ pub struct Settings {
     pub v1: Vec<bool>,
     /// Our terms of SMC-Rv2; none if we do not speak it.
     pub v2: Option<PolicyV2>,
+    /// Servers take us to offer SMC-R whatever our SYN says, so that each of those that are assumed
+    /// to have it awaits a CLC message.
+    pub is_assumed: bool,
     /// How long a rendezvous may take, once both of its sockets are connected.
     pub handshake_timeout: Duration,
     /// How many rendezvous may be under way at once; others wait for one of these places.

@@ -89,6 +89,7 @@ fn endpoint_in(
         peer_id,
         v1: vec![true; nics.into()],
         v2: None,
+        is_assumed: false,
         handshake_timeout: HANDSHAKE_TIMEOUT,
         handshakes_max: 8,
         silent_max: 8,
@@ -427,6 +428,33 @@ fn a_dialled_server_is_told_that_there_is_no_proposal() {
     ));
     client.connected(due, key(3));
     assert_eq!(declined(&drain(&mut client, due)), Some(Diagnosis::TOO_BUSY));
+}
+
+/// Where SMC-R is assumed, a server awaits a Proposal whatever our SYN says. Connections that were to
+/// stay TCP were reset: it took the first bytes of the application for a message. Other servers get
+/// no message.
+#[test]
+fn an_assumed_server_is_told_that_there_is_no_proposal() {
+    let assumed = |settings: &mut Settings| settings.is_assumed = true;
+    for offered in [true, false] {
+        let mut client = endpoint(Side::Client, assumed);
+        let stays = Some(Diagnosis::OVER_LIMIT);
+        client.arrived(START, key(1), Arrival { stays, ..arrival(9) });
+        let effects = drain(&mut client, START);
+        assert!(
+            matches!(effects[..], [Effect::Connect { offer: false, hear: true, .. }, ..]),
+            "{effects:?}"
+        );
+        client.connected(START, key(1));
+        let effects = drain_amid(&mut client, START, &Surroundings { offered, ..surroundings() });
+        if offered {
+            assert_eq!(declined(&effects), stays);
+        } else {
+            let plain =
+                matches!(&effects[..], [Effect::StayTcp { reason, .. }] if *reason == stays);
+            assert!(plain, "{effects:?}");
+        }
+    }
 }
 
 /// Each peer that sends nothing holds two descriptors. Beyond their budget the oldest is reset, and

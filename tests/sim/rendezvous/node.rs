@@ -70,6 +70,7 @@ impl Node {
             peer_id: peer_id(host),
             v1: vec![speaks.v1; usize::from(sizes.rnics)],
             v2: speaks.v2.then_some(v2),
+            is_assumed: false,
             handshake_timeout: HANDSHAKE_TIMEOUT,
             handshakes_max: HANDSHAKES_MAX,
             silent_max: SILENT_MAX,
