@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 /// Opens the cgroup of this process.
@@ -65,13 +66,18 @@ impl Root {
     ///
     /// # Errors
     ///
-    /// Why not, in words that continue a sentence.
-    pub(crate) fn below(&self, path: &Path) -> Result<OwnedFd, String> {
+    /// Why not: whether that is because there is none, [`is_absent`] says.
+    pub(crate) fn below(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let below = path.strip_prefix("/").unwrap_or(path);
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
         open_cgroup2(&self.0, below)
-            .map_err(|error| format!("the cgroup {} cannot be opened: {error}", path.display()))
     }
+}
+
+/// Whether a cgroup could not be opened because it is not there. Every other error, such as that
+/// descriptors have run out, says nothing about the cgroup.
+pub(crate) fn is_absent(error: Errno) -> bool {
+    [Errno::NOENT, Errno::NOTDIR, Errno::NODEV].contains(&error)
 }
 
 impl From<Root> for OwnedFd {
@@ -94,7 +100,7 @@ fn open_cgroup2(at: impl AsFd, directory: &Path) -> rustix::io::Result<OwnedFd> 
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = rustix::fs::openat(at, directory, flags, Mode::empty())?;
     if rustix::fs::fstatfs(&open)?.f_type != CGROUP2_MAGIC {
-        return Err(rustix::io::Errno::NOENT);
+        return Err(Errno::NOENT);
     }
     Ok(open)
 }
@@ -188,7 +194,18 @@ mod tests {
     #[test]
     fn a_directory_of_another_file_system_is_no_cgroup() {
         let not_one = open_cgroup2(rustix::fs::CWD, Path::new("/"));
-        assert_eq!(not_one.unwrap_err(), rustix::io::Errno::NOENT);
+        assert_eq!(not_one.unwrap_err(), Errno::NOENT);
+    }
+
+    /// Programs must not be taken off a cgroup that could only not be looked at.
+    #[test]
+    fn what_cannot_be_opened_may_be_there() {
+        for gone in [Errno::NOENT, Errno::NOTDIR, Errno::NODEV] {
+            assert!(is_absent(gone), "{gone}");
+        }
+        for unknown in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::ACCESS, Errno::INTR] {
+            assert!(!is_absent(unknown), "{unknown}");
+        }
     }
 
     const UNIFIED: &str = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\

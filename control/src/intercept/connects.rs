@@ -14,7 +14,7 @@ use smcr_os::tcp::network_cookie;
 
 use crate::config::{Cidr, Intercept};
 use crate::ebpf;
-use crate::ebpf::cgroup::Root;
+use crate::ebpf::cgroup::{Root, is_absent};
 
 /// The loaded programs. Dropping it detaches them: connections that were intercepted go on, and new
 /// ones go where applications want them to.
@@ -37,7 +37,8 @@ struct Within {
     path: PathBuf,
     /// Its inode, and what holds the programs in it; none while there is no such cgroup.
     attached: Option<(u64, Vec<Link>)>,
-    /// Why no programs are attached, as was said last.
+    /// Why no programs are attached, or it is not known whether they still should be, as was said
+    /// last.
     trouble: Option<String>,
 }
 
@@ -171,16 +172,26 @@ impl Within {
     ///
     /// # Errors
     ///
-    /// Why they cannot be attached to one that is there, in words that continue a sentence.
+    /// Why they cannot be attached to one that is there, in words that continue a sentence. If it
+    /// is not known whether there is one, they stay where they are.
     fn look(&mut self, object: &mut Object, root: &Root) -> Result<(), String> {
-        let found = root.below(&self.path);
-        let inode = found.as_ref().ok().and_then(|it| Some(fstat(it).ok()?.st_ino));
-        let (Ok(found), Some(inode)) = (found, inode) else {
-            self.attached = None;
-            self.say("there is none; its connections are intercepted when there is".to_owned());
-            return Ok(());
+        let opened = root.below(&self.path);
+        let (inode, found) = match opened.and_then(|it| Ok((fstat(&it)?.st_ino, it))) {
+            Ok(found) => found,
+            Err(error) if is_absent(error) => {
+                self.attached = None;
+                self.say("there is none; its connections are intercepted when there is".to_owned());
+                return Ok(());
+            }
+            Err(error) => {
+                return Err(format!(
+                    "the cgroup {} cannot be opened: {error}",
+                    self.path.display()
+                ));
+            }
         };
         if self.attached.as_ref().is_some_and(|(attached, _)| *attached == inode) {
+            self.trouble = None;
             return Ok(());
         }
         self.attached = None;
@@ -192,10 +203,15 @@ impl Within {
         Ok(())
     }
 
-    /// Says why nothing is intercepted, unless that is known.
+    /// Says why nothing is intercepted, or would not be if there were another cgroup than before;
+    /// unless that is known.
     fn say(&mut self, why: String) {
         if self.trouble.as_ref() != Some(&why) {
-            tracing::warn!(cgroup = %self.path.display(), why, "nothing is intercepted");
+            let cgroup = self.path.display();
+            match self.attached {
+                None => tracing::warn!(%cgroup, why, "nothing is intercepted"),
+                Some(_) => tracing::warn!(%cgroup, why, "a new one would not be intercepted"),
+            }
             self.trouble = Some(why);
         }
     }
@@ -317,6 +333,30 @@ mod tests {
             connects.release(network, 7010);
             assert!(TcpStream::connect_timeout(&wanted, limit).is_err());
         }
+    }
+
+    /// A look that fails for want of descriptors or memory says nothing about the cgroup, whose
+    /// applications would go past the gateway if the programs were taken off it.
+    #[test]
+    #[ignore = "needs the privilege to load eBPF; run by scripts/test e2e"]
+    fn a_look_that_fails_for_another_reason_leaves_the_programs() {
+        let root = Root::open().expect("it can be mounted");
+        let mut connects = Connects::load(&root, &["/".into()], 0x534d).expect("it is permitted");
+        let gateway = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far: SocketAddr = "127.9.0.9:7010".parse().unwrap();
+        let network: Cidr = "127.9.0.9".parse().unwrap();
+        connects.intercept(network, 7010, gateway.local_addr().unwrap()).unwrap();
+        // The kernel answers ENAMETOOLONG: for EMFILE, other tests would have no descriptors, too.
+        connects.within[0].path = ["/", &"x".repeat(5000)].concat().into();
+        connects.look_again(&root);
+        TcpStream::connect(far).expect("it is still led to the gateway");
+        assert!(connects.within[0].trouble.as_ref().unwrap().contains("cannot be opened"));
+        connects.within[0].path = "/".into();
+        connects.look_again(&root);
+        assert_eq!(connects.within[0].trouble, None, "the next time is news");
+        connects.within[0].path = "/none".into();
+        connects.look_again(&root);
+        assert!(TcpStream::connect(far).is_err());
     }
 
     /// Ports are used again. Whoever comes to the listener from where an application was that gave
