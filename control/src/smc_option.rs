@@ -162,14 +162,14 @@ pub struct SmcOption {
 impl SmcOption {
     /// Loads the program and attaches it to the cgroup of this process, or with `of_others` to all
     /// that this process can see, beside whatever else is attached there. Sockets that are not
-    /// marked are not affected.
+    /// marked are not affected. Where it cannot see the root of all, those of others go without,
+    /// with a warning.
     ///
     /// # Errors
     ///
     /// [`OptionUnavailable`]; nothing is left behind.
     pub fn load(of_others: bool) -> Result<Self, OptionUnavailable> {
-        let cgroup =
-            if of_others { cgroup::Root::open().map(OwnedFd::from) } else { cgroup::open_own() };
+        let cgroup = if of_others { root_or_own() } else { cgroup::open_own() };
         let cgroup = cgroup.map_err(OptionUnavailable::NoCgroup)?;
         let refused = |error: libbpf_rs::Error| OptionUnavailable::Refused(error.to_string());
         let object = ebpf::open(PROGRAM).and_then(|object| object.load()).map_err(refused)?;
@@ -250,6 +250,21 @@ impl SmcOption {
             Ok(false) | Err(_) => 0,
         }
     }
+}
+
+/// The highest cgroup that this process can see, for sockets that others have made.
+fn root_or_own() -> Result<OwnedFd, String> {
+    let root = match cgroup::Root::open() {
+        Ok(root) => root,
+        Err(why) => {
+            tracing::warn!(why, "sockets that were made in other cgroups than ours stay TCP");
+            return cgroup::open_own();
+        }
+    };
+    if !root.is_of_host() {
+        tracing::warn!("sockets that were made outside this container stay TCP");
+    }
+    Ok(root.into())
 }
 
 impl fmt::Debug for SmcOption {

@@ -117,6 +117,49 @@ fn another_gateways_listeners_are_its_own() {
     assert!(alive.peer_offered(&server), "and it is still known what the peer has offered");
 }
 
+/// In a container that cannot see the root of the cgroups, sockets that others have made cannot
+/// have the option. Those of the gateway itself must not lose it for that.
+#[test]
+#[ignore = "needs root, to be in such a container; run by scripts/test e2e"]
+fn where_no_root_is_seen_own_sockets_have_the_option() {
+    if std::env::var_os(INSIDE).is_none() {
+        pass_inside("smc_option::tests::where_no_root_is_seen_own_sockets_have_the_option");
+    } else {
+        assert!(cgroup::Root::open().is_err(), "nothing is tested");
+        let option = SmcOption::load(true).unwrap_or_else(|unavailable| panic!("{unavailable}"));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let outcome = connect(&option, &option, address, End::Marked, End::Marked);
+        assert!(outcome.client_sees_it && outcome.server_sees_it, "{outcome:?}");
+    }
+}
+
+/// Set in the container.
+const INSIDE: &str = "SMCGATE_TEST_INSIDE";
+
+/// Has the same test pass in a container without a namespace of cgroups: it is in a part of the
+/// tree, and that part is all it sees.
+fn pass_inside(test: &str) {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let of_v2 = mounts.lines().find(|line| line.contains(" - cgroup2 ")).expect("cgroup v2");
+    let all = of_v2.split(' ').nth(4).expect("a mount has a place");
+    let part = format!("{all}/smcgate-{}", std::process::id());
+    let own = tempfile::tempdir().unwrap();
+    let script = format!(
+        "echo $$ > {part}/cgroup.procs && exec unshare -m sh -c '\
+         mount --bind {part} {own} && umount -l {all} && \
+         exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin \"$@\"' sh \"$@\"",
+        own = own.path().display(),
+    );
+    std::fs::create_dir(&part).expect("we are root");
+    let mut again = std::process::Command::new("sh");
+    again.args(["-c", &script, "sh"]).arg(std::env::current_exe().unwrap());
+    let output = again.args(["--ignored", "--exact", test]).env(INSIDE, "1").output();
+    std::fs::remove_dir(&part).expect("nobody is in it");
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{output:?}");
+}
+
 /// Connections that come faster than they are accepted must not be mistaken for plain ones: the
 /// server would then relay CLC messages to the application.
 #[test]
