@@ -30,10 +30,16 @@ impl Devices {
         &self.devices
     }
 
-    /// The addresses of this host now; none where the kernel does not say.
+    /// The addresses of this host now; none where the kernel does not say. That is enough to find
+    /// what is wrong with a configuration, and not to act on.
     pub fn addresses_here() -> Vec<IpAddr> {
-        let all = Self::read().unwrap_or_default().devices.into_iter();
-        all.flat_map(|device| device.addresses).map(|(address, _)| address).collect()
+        Self::read().unwrap_or_default().addresses()
+    }
+
+    /// The addresses of all of them.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let all = self.devices.iter().flat_map(|device| &device.addresses);
+        all.map(|(address, _)| *address).collect()
     }
 
     /// The device called `name`.

@@ -18,6 +18,7 @@ pub mod rules;
 pub mod steering;
 
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -124,7 +125,7 @@ impl Interception {
                 }
                 (InterceptWay::Ebpf, Protocol::Smc) => {
                     if self.steering.iter().all(|(old, _)| !old.is_for(*one)) {
-                        steering.push((lead, at_lookup(*one, intercept)?));
+                        steering.push((lead, at_lookup(*one, intercept, Devices::read())?));
                     }
                 }
                 (InterceptWay::Redirect | InterceptWay::Tproxy, _) => {}
@@ -154,12 +155,12 @@ impl Interception {
         self.connects.iter_mut().for_each(|(_, connects)| connects.look_again(root));
     }
 
-    /// This host may have other addresses now.
-    pub(crate) fn addresses_changed(&mut self) {
+    /// This host may have other addresses now: those of `devices`.
+    pub(crate) fn addresses_changed(&mut self, devices: &Devices) {
         if self.steering.is_empty() {
             return;
         }
-        let here = Devices::addresses_here();
+        let here = devices.addresses();
         for (_, steering) in &mut self.steering {
             steering.is_at(&here);
         }
@@ -262,10 +263,20 @@ fn at_connect(
     Ok(connects)
 }
 
-/// Loads the program that leads connections from outside to `listener`.
-fn at_lookup(led: Led<'_>, intercept: &Intercept) -> Result<Steering, String> {
-    let here = Devices::addresses_here();
-    Steering::load(intercept, led.socket, led.config.bind, &here)
+/// Loads the program that leads connections from outside to the listener `led`, on a host with
+/// these `devices`. If it did not know their addresses, what this host says would be intercepted.
+fn at_lookup(
+    led: Led<'_>,
+    intercept: &Intercept,
+    devices: io::Result<Devices>,
+) -> Result<Steering, String> {
+    let name = &led.config.name;
+    let devices = devices.map_err(|error| {
+        format!(
+            "listener {name}: nothing is intercepted without the addresses of this host: {error}"
+        )
+    })?;
+    Steering::load(intercept, led.socket, led.config.bind, &devices.addresses())
         .map_err(|why| impossible(led.config, &why))
 }
 
@@ -345,3 +356,24 @@ fn canonical(at: SocketAddr) -> SocketAddr {
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many of those that lead no more are kept: the kernel takes 64 programs in a cgroup.
 const CEASED_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    /// Connections of a host whose addresses are not known would come to its gateway again and
+    /// again: that the kernel does not say them is not that there are none.
+    #[test]
+    fn a_host_that_cannot_be_read_is_not_one_without_addresses() {
+        let text = "[[listener]]\nname='in'\nbind='127.0.0.1:15002'\naccept='smc'\n\
+                    connect='tcp'\nupstream='original-dst'\nintercept='ebpf'\n\
+                    intercept_ports=[7010]\n[[rnic]]\nname='r0'\ndevice='va'\n";
+        let config = &Config::parse(text, "gate.toml").unwrap().listeners[0];
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let led = Led { index: 0, config, socket: socket.as_fd() };
+        let unknown = Err(io::Error::from(rustix::io::Errno::NOBUFS));
+        let why = at_lookup(led, config.intercept.as_ref().unwrap(), unknown).err().unwrap();
+        assert!(why.contains("addresses of this host"), "{why}");
+    }
+}

@@ -135,6 +135,11 @@ impl Network {
         self.devices.towards(there).ok().map(|(_, local)| local)
     }
 
+    /// The devices, as they were when they were looked at last.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
     /// Whether an address is this host's.
     pub fn is_here(&self, address: IpAddr) -> bool {
         self.devices.owner_of(address).is_some()

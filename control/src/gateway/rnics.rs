@@ -59,7 +59,7 @@ impl<N: Rnic> Gateway<N> {
     pub(super) fn network_changed(&mut self, now: Instant) {
         match self.network.refresh() {
             Ok(ports) => {
-                self.interception.addresses_changed();
+                self.interception.addresses_changed(self.network.devices());
                 for port in ports {
                     self.carrier_changed(now, port);
                 }
