@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::again::Answers;
 use crate::beside::{Beside, burn};
 use crate::failure::{Doing as _, Failure, Result};
 use crate::record::Results;
@@ -63,7 +64,8 @@ enum Command {
         target: SocketAddr,
         #[arg(long)]
         path: String,
-        /// Ask again and again, this long after each answer, until killed or refused.
+        /// Ask again and again, this long after each answer, until killed. Answers that do not come
+        /// are counted.
         #[arg(long, value_parser = parse_seconds)]
         every: Option<Duration>,
     },
@@ -235,13 +237,17 @@ pub(crate) fn dispatch() -> Result<()> {
             Ok(())
         }
         Command::Burn => burn(),
-        Command::Get { target, path, every } => loop {
+        Command::Get { target, path, every: None } => {
             print!("{}", get(target, &path)?);
-            match every {
-                None => return Ok(()),
-                Some(pause) => std::thread::sleep(pause),
+            Ok(())
+        }
+        Command::Get { target, path, every: Some(pause) } => {
+            let mut answers = Answers::default();
+            loop {
+                print!("{}", answers.next(get(target, &path)));
+                std::thread::sleep(pause);
             }
-        },
+        }
     }
 }
 
@@ -403,6 +409,27 @@ fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::again::missed;
+
+    /// A scrape that a busy gateway refuses must not end a run, and is told.
+    #[test]
+    fn an_answer_that_does_not_come_is_counted() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            for answer in ["200 OK\r\n\r\na 1\n", "503 Busy\r\n\r\nno\n", "200 OK\r\n\r\na 2\n"] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 512]).unwrap();
+                stream.write_all(format!("HTTP/1.0 {answer}").as_bytes()).unwrap();
+            }
+        });
+        let mut answers = Answers::default();
+        let log: String = (0..3).map(|_| answers.next(get(target, "/metrics"))).collect();
+        server.join().unwrap();
+        let missed = missed(&log).unwrap().unwrap();
+        assert!(missed.ends_with("1 of 2: GET /metrics: HTTP/1.0 503 Busy"), "{missed}");
+        assert!(log.starts_with("a 1\n") && log.ends_with("a 2\n"), "{log}");
+    }
 
     /// A scenario that is measured twice in each round has twice as many ratios, which are not
     /// independent: the interval around their median would be too narrow.

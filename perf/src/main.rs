@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod again;
 mod beside;
 mod cli;
 mod clock;

@@ -46,9 +46,7 @@ impl Process {
     /// When it fails, or still runs after `limit`; then it is ended.
     pub(crate) fn output_within(mut self, limit: Duration) -> Result<String> {
         match self.wait(limit)? {
-            Some(status) if status.success() => {
-                fs::read_to_string(&self.log).doing(|| format!("output of {}", self.name))
-            }
+            Some(status) if status.success() => self.printed(),
             Some(status) => Err(self.failure(&status.to_string())),
             None => Err(self.failure(&format!("not done after {} s", limit.as_secs()))),
         }
@@ -64,6 +62,15 @@ impl Process {
             None => Ok(()),
             Some(status) => Err(self.failure(&format!("ended: {status}"))),
         }
+    }
+
+    /// What it has printed so far.
+    ///
+    /// # Errors
+    ///
+    /// When that cannot be read.
+    pub(crate) fn printed(&self) -> Result<String> {
+        fs::read_to_string(&self.log).doing(|| format!("output of {}", self.name))
     }
 
     /// CPU seconds so far, user and system.

@@ -1,6 +1,5 @@
 //! What the running gateways say of themselves, by their `/stats` and `/metrics`.
 
-use std::thread;
 use std::time::Duration;
 
 use super::super::namespaces::Host;
@@ -8,8 +7,8 @@ use super::super::paths::ADMIN;
 use super::super::process::Process;
 use super::super::totals::{GatewayTotals, parse_active, parse_events, parse_totals};
 use super::Bench;
-use crate::clock::{now_ns, ns};
-use crate::failure::{Failure, Result};
+use crate::clock::{now_ns, ns, try_until};
+use crate::failure::{Doing as _, Failure, Result};
 
 /// How long gateways may take to end the connections of a measurement that is over.
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
@@ -56,21 +55,20 @@ impl Bench {
     }
 
     /// Waits until the gateways have no connection any more: those of the measurement before would
-    /// count towards the limits of the next one.
+    /// count towards the limits of the next one. One that is too busy to answer is asked again.
     ///
     /// # Errors
     ///
-    /// When some do not end.
+    /// When some do not end, or a gateway does not say.
     pub(crate) fn await_silence(&self) -> Result<()> {
         let until = now_ns() + ns(SILENCE_LIMIT);
-        for host in [Host::A, Host::B] {
-            while parse_active(&self.gateway_stats(host)?)? > 0 {
-                if now_ns() > until {
-                    return Err(Failure::new(format!("{host:?}: old connections do not end")));
-                }
-                thread::sleep(Duration::from_millis(50));
-            }
-        }
-        Ok(())
+        let left = |host| match parse_active(&self.gateway_stats(host)?)? {
+            0 => Ok(()),
+            left => Err(Failure::new(format!("{left} are left"))),
+        };
+        [Host::A, Host::B].into_iter().try_for_each(|host| {
+            let ended = try_until(until, Duration::from_millis(50), || left(host));
+            ended.doing(|| format!("{host:?}: old connections do not end"))
+        })
     }
 }
