@@ -78,6 +78,14 @@ impl Confinement {
         Self { kept: needs, means, files, row }
     }
 
+    /// What a gateway with `config` has given up by dropping its capabilities, for tests whose
+    /// process must keep them.
+    #[cfg(test)]
+    pub(crate) fn as_if_begun(config: &Config) -> Self {
+        let means = Means { capabilities: true, ..Means::default() };
+        Self { kept: Needs::of(config), means, ..Self::default() }
+    }
+
     /// Gives up, for all threads, the system calls that are not needed any more.
     pub fn seal(&mut self) {
         if self.row.seccomp != OFF {
@@ -202,8 +210,7 @@ mod tests {
         let packet = format!("{text}[[rnic]]\nname='r'\nkind='roce-packet'\ndevice='va'\n");
         let [few, more] = [text, &packet].map(|text| Config::parse(text, "a.toml").unwrap());
         assert_eq!(Confinement::default().refuses(&more), None);
-        let means = Means { capabilities: true, ..Means::default() };
-        let confined = Confinement { kept: Needs::of(&few), means, ..Confinement::default() };
+        let confined = Confinement::as_if_begun(&few);
         assert_eq!(confined.refuses(&few), None);
         let why = confined.refuses(&more).unwrap();
         assert!(why.contains("roce-packet") && why.ends_with("restart it"), "{why}");

@@ -88,6 +88,7 @@ impl Needs {
             (self.programs, wanted.programs, any, by_rules),
             (self.loads_ebpf, wanted.loads_ebpf, capabilities || seccomp, "intercept = \"ebpf\""),
             (self.network, wanted.network, capabilities, network),
+            (self.ebpf, wanted.ebpf, capabilities, "the TCP option by eBPF"),
             (
                 self.packets,
                 wanted.packets,
@@ -191,6 +192,20 @@ mod tests {
         assert_eq!(udp.missing_for(&packet, all), ["an RNIC of kind \"roce-packet\""]);
         assert_eq!(udp.missing_for(&near, all), ["an RNIC in the directory /run/x"]);
         assert_eq!(near.missing_for(&needs("connect='smc'"), all).len(), 1);
+    }
+
+    /// A kernel before 5.19 lets nobody mark a SYN without CAP_BPF, so each connection of such a
+    /// listener would be reset.
+    #[test]
+    fn a_first_listener_with_smc_needs_ebpf_also_where_there_is_an_rnic() {
+        let rnic = "[[rnic]]\nname='r'\ndevice='va'\n[local]\ncongestion_control='host'";
+        let (relay, smc) = (needs(rnic), needs(&format!("connect='smc'\n{rnic}")));
+        let by = |capabilities| {
+            let means = Means { capabilities, landlock: true, seccomp: true };
+            relay.missing_for(&smc, means)
+        };
+        assert_eq!(by(true), ["the TCP option by eBPF"]);
+        assert_eq!(by(false), [""; 0]);
     }
 
     /// Where a kernel has no Landlock, or an operator does not want it, another directory takes no

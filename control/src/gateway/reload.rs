@@ -65,12 +65,14 @@ impl<N: Rnic> Gateway<N> {
             let why = "a configuration that was read later is in force already";
             return Err(OperateError::Refused(why.to_owned()));
         }
+        // What comes by a restart only needs nothing before it.
+        let at_restart = keep_what_needs_a_restart(&self.config, &mut config);
         // A folder that we have given up looks like one that we may not use.
         if let Some(why) = self.confinement.refuses(&config).or(log_mistake) {
             return Err(OperateError::Refused(why));
         }
         let mut notes = self.confinement.lost();
-        notes.extend(keep_what_needs_a_restart(&self.config, &mut config));
+        notes.extend(at_restart);
         let common = self.common.after(&config);
         let plan = self.plan(&config, &common).map_err(OperateError::Refused)?;
         let rnics = self.open_rnics(&mut config, &names, &mut notes);

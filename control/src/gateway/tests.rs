@@ -1,6 +1,7 @@
 //! Gateways on loopback addresses, and peers that read from a script.
 
 mod arrivals;
+mod confined;
 mod contact;
 mod counts;
 mod crossing;
