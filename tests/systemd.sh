@@ -31,6 +31,7 @@ main() {
     reloads
     comes_back
     keeps_its_socket
+    waits_for_its_device
     gives_up
     echo "systemd: the unit does what it says"
 }
@@ -176,6 +177,25 @@ keeps_its_socket() {
     inside systemctl stop smcgate.socket smcgate
     echo "systemd: started by a connection; ten clients during a restart, none was refused"
 }
+
+# A device may come late, and an address later than that: systemd tries for as long as it takes.
+waits_for_its_device() {
+    printf '[[rnic]]\nname = "late"\nkind = "roce-udp"\ndevice = "late0"\n' \
+        >>"$root/etc/smcgate/smcgate.toml"
+    if inside systemctl start smcgate 2>/dev/null; then
+        fail "it started without its device"
+    fi
+    until_true tried_again 6
+    inside ip link add late0 type veth peer name late1
+    inside ip addr add 10.8.9.1/24 dev late0
+    inside ip link set late0 up
+    until_true inside curl -sf http://127.0.0.1:9180/readyz
+    inside systemctl stop smcgate
+    cp "$root/root/a.toml" "$root/etc/smcgate/smcgate.toml"
+    echo "systemd: tried again until the device of an RNIC was there"
+}
+
+tried_again() { (($(property NRestarts) >= $1)); }
 
 # A wrong configuration does not get better by itself: it is said once.
 gives_up() {

@@ -274,7 +274,7 @@ fn smoke_the_second_gateway_on_a_port_ends_with_one_line() {
     let first = setup(1, &device).towards(hosts.b.address, PORT).start(&hosts, &hosts.a);
     let second = setup(2, &device).towards(hosts.b.address, PORT + 1);
     let (code, log) = second.start_in_vain(&hosts, &hosts.a);
-    assert_eq!(code, Some(2), "{log}");
+    assert_eq!(code, Some(1), "the first one may end: {log}");
     let line = log.lines().last().expect("it says why");
     let begin = format!("smcgate: rnic port0 on {device}: the port is busy: another process");
     assert!(line.starts_with(&begin), "{line}");
@@ -292,7 +292,7 @@ fn smoke_the_second_gateway_on_a_device_ends_with_one_line() {
     };
     let first = setup("gateway-a", PORT).start(&hosts, &hosts.a);
     let (code, log) = setup("gateway-b", PORT + 1).start_in_vain(&hosts, &hosts.a);
-    assert_eq!(code, Some(2), "{log}");
+    assert_eq!(code, Some(1), "the first one may end: {log}");
     let line = log.lines().last().expect("it says why");
     let begin = "smcgate: rnic soft0 on va: ";
     assert!(line.starts_with(begin) && line.contains("another RNIC of this kind"), "{line}");

@@ -82,12 +82,13 @@ impl Opener {
         for nic in nics {
             match open(nic, &eal, devices) {
                 Ok(parts) => opened.extend(parts),
-                Err(why) if config.rnics.is_empty() => {
+                Err(Obstacle { why, .. }) if config.rnics.is_empty() => {
                     tracing::warn!(%why, "no RNIC can open here: TCP only");
                 }
-                Err(why) => {
+                Err(Obstacle { why, may_pass }) => {
                     let what = format!("rnic {} on {}", nic.name, nic.device);
-                    return Err(RunError { what, why, misconfigured: true });
+                    // Whoever starts us may try again until the device is there.
+                    return Err(RunError { what, why, misconfigured: !may_pass });
                 }
             }
         }
@@ -111,7 +112,7 @@ impl Opener {
     ) -> Result<Vec<PortParts<any::Nic>>, String> {
         let what = || format!("rnic {} on {}", nic.name, nic.device);
         let opened = open(nic, &eal_arguments(std::slice::from_ref(nic)), devices);
-        let opened = opened.map_err(|why| format!("{}: {why}", what()))?;
+        let opened = opened.map_err(|Obstacle { why, .. }| format!("{}: {why}", what()))?;
         self.start(config, devices, opened).map_err(|error| format!("{}: {error}", what()))
     }
 
@@ -166,18 +167,29 @@ impl Opener {
     }
 }
 
+/// What keeps a NIC from being opened.
+#[derive(Debug)]
+pub(super) struct Obstacle {
+    /// Why, and what to do, in one line.
+    pub(super) why: String,
+    /// It may be gone when somebody tries again, with the same configuration.
+    may_pass: bool,
+}
+
 /// Opens a NIC: one part for each of its pollers.
 ///
 /// # Errors
 ///
-/// Why not, and what to do, in one line.
+/// What is in the way.
 pub(super) fn open(
     nic: &RnicConfig,
     eal: &[String],
     devices: &Devices,
-) -> Result<Vec<Opened>, String> {
-    let parts = any::open(&spec(nic, eal));
-    let parts = parts.map_err(|error| format!("{error}{}", remedy(nic, devices, &error)))?;
+) -> Result<Vec<Opened>, Obstacle> {
+    let parts = any::open(&spec(nic, eal)).map_err(|error| Obstacle {
+        why: format!("{error}{}", remedy(nic, devices, &error)),
+        may_pass: error.may_pass(),
+    })?;
     let (kind, device, pollers) = (nic.kind.name(), &nic.device, parts.len());
     tracing::info!(rnic = nic.name, kind, device, pollers, "RNIC open");
     let part = |(index, (rnic, fabric))| {
@@ -348,6 +360,34 @@ fn publish(fabric: &AnyFabric, traffic: &Traffic) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// systemd tries again what may pass, as a device that comes late, and nothing that takes
+    /// another file.
+    #[test]
+    fn what_may_pass_by_itself_is_no_fault_of_the_configuration() {
+        let devices = Devices::read().unwrap();
+        let is_misconfigured = |rnic: &str| {
+            let text = format!(
+                "[[rnic]]\nname='x'\n{rnic}\n\
+                 [[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n"
+            );
+            let config = Config::parse(&text, "a.toml").unwrap();
+            let (tap, _taps) = mpsc::channel();
+            let mut opener = Opener::new(Clock::new(), Waker::new().unwrap(), tap).unwrap();
+            let opened = opener.open_all(&config, &devices, &config.rnics);
+            opened.err().expect("it cannot be opened").is_misconfigured()
+        };
+        for late in [
+            "device='nix0'",
+            "kind='roce-packet'\ndevice='nix0'",
+            "device='lo'\naddress='10.99.99.99'",
+            "kind='shm'\ndevice='/nix/nix'",
+        ] {
+            assert!(!is_misconfigured(late), "{late}");
+        }
+        assert!(is_misconfigured("kind='roce-packet'\ndevice='lo'"), "it never has frames");
+        assert!(is_misconfigured("kind='dpdk'\ndevice='nonsense'\naddress='10.9.0.1/24'"));
+    }
 
     fn port(name: &str, address: &str, eal: &[&str]) -> RnicConfig {
         let port = DpdkPort {

@@ -112,7 +112,8 @@ mod tests {
              [[listener]]\nname='a'\nbind='127.0.0.1:1'\nupstream='127.0.0.1:2'\n"
         );
         let config = crate::config::Config::parse(&text, "a.toml").unwrap();
-        open(&config.rnics[0], &[], &Devices::read().unwrap()).err().expect("it cannot be opened")
+        let opened = open(&config.rnics[0], &[], &Devices::read().unwrap());
+        opened.err().expect("it cannot be opened").why
     }
 
     /// The README promises cause and remedy in one line.

@@ -1,7 +1,7 @@
 //! Why a NIC of some kind cannot be opened.
 
 use std::fmt;
-use std::io;
+use std::io::{self, ErrorKind};
 
 use crate::{shm, verbs};
 
@@ -16,6 +16,29 @@ pub enum OpenError {
     Shm(shm::OpenError),
     /// The same, of an RNIC or of libibverbs.
     Verbs(verbs::OpenError),
+}
+
+impl OpenError {
+    /// Whether what is in the way may go by itself: a device or an address that is not there yet
+    /// may come, and whoever has the port may end. Everything else takes somebody who mends it.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Host(error) => is_passing(error),
+            Self::Dpdk(error) => matches!(error, ::dpdk::Error::Busy),
+            Self::Shm(error) => is_passing(error.why()),
+            Self::Verbs(error) => error.may_pass(),
+        }
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::AddrNotAvailable
+            | ErrorKind::AddrInUse
+            | ErrorKind::NetworkDown
+    )
 }
 
 impl fmt::Display for OpenError {

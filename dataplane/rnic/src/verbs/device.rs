@@ -34,11 +34,22 @@ impl<'a> Config<'a> {
 pub struct OpenError {
     device: String,
     cause: String,
+    may_pass: bool,
 }
 
 impl OpenError {
     pub(super) fn new(device: &str, cause: impl Into<String>) -> Self {
-        Self { device: device.into(), cause: cause.into() }
+        Self { device: device.into(), cause: cause.into(), may_pass: false }
+    }
+
+    /// The same, where something is not there that may still come.
+    fn not_yet(device: &str, cause: &str) -> Self {
+        Self { may_pass: true, ..Self::new(device, cause) }
+    }
+
+    /// Whether the device, its link or its address is not there, and may come.
+    pub fn may_pass(&self) -> bool {
+        self.may_pass
     }
 }
 
@@ -85,12 +96,13 @@ pub(super) enum Change {
 impl Device {
     pub(super) fn open(library: &'static Library, config: &Config<'_>) -> Result<Self, OpenError> {
         let fail = |cause: String| OpenError::new(config.device, cause);
+        let not_yet = |cause: &str| OpenError::not_yet(config.device, cause);
         let refuses = |error| fail(format!("the driver refuses: {error}"));
         let context = Context::open(library, config.device).map_err(|error| match error {
             rdma_core::OpenError::Absent(others) if others.is_empty() => {
-                fail("this host has no RDMA device".into())
+                not_yet("this host has no RDMA device")
             }
-            rdma_core::OpenError::Absent(_) => fail("this host has no such RDMA device".into()),
+            rdma_core::OpenError::Absent(_) => not_yet("this host has no such RDMA device"),
             rdma_core::OpenError::Refused(error) => refuses(error),
         })?;
         let number = config.port;
@@ -99,11 +111,10 @@ impl Device {
             return Err(fail(format!("port {number} is not Ethernet, so it has no RoCE")));
         }
         if !state.active {
-            return Err(fail(format!("port {number} is down")));
+            return Err(not_yet(&format!("port {number} is down")));
         }
         let gids = context.gids(number).map_err(refuses)?;
-        let (gid, mac, gid_index) =
-            address(&gids, config.gid_index, None).map_err(|cause| fail(cause.into()))?;
+        let (gid, mac, gid_index) = address(&gids, config.gid_index, None).map_err(not_yet)?;
         let (wanted, mtu_max) = (config.gid_index, config.mtu_max);
         let port = Port { gid, mac, mtu: at_most(mtu_max, Mtu(state.mtu)) };
         let limits = context.limits().map_err(refuses)?;
