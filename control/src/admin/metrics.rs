@@ -13,9 +13,11 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::{Registry, Unit};
 use smcr_engine::counters::{DESCRIPTIONS, Description};
+use smcr_proto::wire::clc::Diagnosis;
 
 use self::page::{Labels, Page, kind, plain, transport};
-use crate::stats::{Durations, Listener, Poller, Rnic, Spread, Stats, Upstream};
+use crate::config;
+use crate::stats::{Durations, Fallback, Listener, Poller, Rnic, Spread, Stats, Upstream};
 
 /// In which format metrics are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,11 +189,8 @@ impl Snapshot {
         let help = "Bytes read from applications.";
         page.counter("in", help, bytes.clone(), plain(totals.bytes_in))?;
         page.counter("out", "Bytes written to applications.", bytes, plain(totals.bytes_out))?;
-        let reasons = fallbacks.iter().map(|reason| {
-            let code = format!("{:#010x}", reason.code);
-            (vec![("code", code), ("name", reason.name.clone())], reason.count)
-        });
-        page.counter("fallbacks", "Connections that stayed TCP, by reason.", None, reasons)?;
+        let help = "Connections that stayed TCP, by reason.";
+        page.counter("fallbacks", help, None, reasons(fallbacks))?;
         let slower = self.0.peers.iter().filter(|peer| !peer.slower.is_empty()).count() as u64;
         let help = "Servers towards which SMC-R is slower than TCP.";
         page.gauge("peers_slower", help, None, plain(slower))?;
@@ -359,6 +358,15 @@ impl Snapshot {
                 })
             })
         };
+        let onwards = config::Upstream::OriginalDst.to_string();
+        let known = self.0.listeners.iter().filter(|it| {
+            // The names of one that is removed are not looked up any more.
+            it.state != REMOVED && it.upstream != onwards
+        });
+        let known =
+            known.map(|it| (vec![("listener", it.name.clone())], it.upstreams.len() as u64));
+        let help = "Addresses that are known of the upstreams of the listener.";
+        page.gauge("listener_upstreams", help, None, known)?;
         let help = "Whether connections go to the upstream.";
         page.gauge("upstream_up", help, None, each(|it| u64::from(it.state == UP)))?;
         let help = "Connections that the upstream has now.";
@@ -379,6 +387,17 @@ fn shape(description: &Description) -> (String, Option<Unit>, bool) {
     let words = description.name.split('_').filter(|word| !is_bytes || *word != "bytes");
     let name = words.fold("poller".to_owned(), |name, word| name + "_" + word);
     (name, is_bytes.then_some(Unit::Bytes), is_now)
+}
+
+/// How many connections stayed TCP for each reason. One that has never occurred has a series, too:
+/// Prometheus sees no increase in the first value of a series that begins later.
+fn reasons(occurred: &[Fallback]) -> impl Iterator<Item = (Labels, u64)> {
+    let never = |code: &&Diagnosis| occurred.iter().all(|reason| reason.code != code.0);
+    let never = Diagnosis::ALL.iter().filter(never).map(|code| (code.0, format!("{code:?}"), 0));
+    let occurred = occurred.iter().map(|it| (it.code, it.name.clone(), it.count));
+    occurred
+        .chain(never)
+        .map(|(code, name, count)| (vec![("code", format!("{code:#010x}")), ("name", name)], count))
 }
 
 fn poller_label(poller: &Poller) -> Labels {

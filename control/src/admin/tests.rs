@@ -58,7 +58,13 @@ impl Provider for Still {
                     .into(),
                 ..Poller::default()
             }],
-            listeners: vec![twice("removed", 5), twice("open", 7)],
+            listeners: vec![
+                twice("removed", 5),
+                twice("open", 7),
+                leads("nowhere", "open", "web.example:80"),
+                leads("onwards", "open", "original-dst"),
+                leads("gone", "removed", "web.example:80"),
+            ],
             ..Stats::default()
         })
     }
@@ -105,6 +111,12 @@ impl Provider for Still {
             | Operation::Measure { .. } => Err(OperateError::Refused("not now".to_owned())),
         }
     }
+}
+
+/// A listener that knows no address of where it leads.
+fn leads(name: &str, state: &str, upstream: &str) -> Listener {
+    let [name, state, upstream] = [name, state, upstream].map(str::to_owned);
+    Listener { name, state, upstream, ..Listener::default() }
 }
 
 /// One of two listeners with the same name.
@@ -225,6 +237,25 @@ fn metrics_have_names_types_units_and_labels() {
         assert!(text.lines().any(|it| it == line), "{line} is missing in\n{text}");
     }
     assert!(!text.contains("# UNIT") && !text.contains("# EOF"), "{text}");
+}
+
+/// `increase()` of a series that begins with 500 is 0: what alerts ask for must be there before it
+/// happens.
+#[test]
+fn what_alerts_ask_for_has_series_from_the_beginning() {
+    let (_, text) = request(&start(&[]), "GET", "/metrics");
+    let count = |line: &str| text.lines().filter(|it| it.starts_with(line)).count();
+    for line in [
+        "smcgate_fallbacks_total{code=\"0x01010000\",name=\"OUT_OF_MEMORY\"} 0",
+        "smcgate_fallbacks_total{code=\"0x02030000\",name=\"NO_ROCE_PATH\"} 0",
+        "smcgate_listener_upstreams{listener=\"nowhere\"} 0",
+        "smcgate_listener_upstreams{listener=\"twice\"} 1",
+    ] {
+        assert_eq!(count(line), 1, "{line} in\n{text}");
+    }
+    assert_eq!(count("smcgate_fallbacks_total{code=\"0x03010000\""), 1, "one that has occurred");
+    assert_eq!(count("smcgate_listener_upstreams{listener=\"onwards\""), 0, "it has none ever");
+    assert_eq!(count("smcgate_listener_upstreams{listener=\"gone\""), 0, "nobody looks it up");
 }
 
 /// Scrapers that understand OpenMetrics get it.
