@@ -7,7 +7,8 @@
 //! ```
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::fs;
+use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
@@ -157,7 +158,7 @@ impl Rules {
     pub fn commands(&self) -> String {
         let mut text = format!("nft -f - <<'END'\n{}END\n", self.script());
         if self.routes {
-            for line in ROUTES {
+            for line in routes(has_ipv6()) {
                 let _ = writeln!(text, "ip {line}");
             }
         }
@@ -171,10 +172,9 @@ impl Rules {
     /// Which command failed, and what it said; then nothing is left.
     pub fn install(&self) -> Result<(), String> {
         remove_routes();
-        let routes = if self.routes { &ROUTES[..] } else { &[] };
         let run_all = || {
             nft(&self.script())?;
-            routes.iter().try_for_each(|line| ip(line))
+            routes(has_ipv6()).filter(|_| self.routes).try_for_each(ip)
         };
         run_all().inspect_err(|_| drop(remove())).map_err(|why| {
             format!(
@@ -218,7 +218,7 @@ pub fn remove() -> Result<(), String> {
     // A unit does this after each stop, also where interception was never wanted. And without nft
     // no gateway can have made a table.
     let asked = Command::new("nft").arg("--version").stdin(Stdio::null()).output();
-    if asked.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+    if asked.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
         return Ok(());
     }
     nft(ANEW)
@@ -291,6 +291,20 @@ fn from_outside(listener: &Listener) -> &'static str {
     match listener.accept {
         Protocol::Smc => "iif != lo fib daddr type local",
         Protocol::Tcp => "iif != lo fib daddr type != local",
+    }
+}
+
+/// What is to be added to the routes of a host.
+fn routes(has_ipv6: bool) -> impl Iterator<Item = &'static str> {
+    ROUTES.into_iter().filter(move |line| has_ipv6 || line.starts_with("-4"))
+}
+
+/// Whether the loopback device has IPv6. Hosts may have it switched off: then `ip` would fail, and
+/// nobody needs the routes.
+fn has_ipv6() -> bool {
+    match fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6") {
+        Ok(disabled) => disabled.trim() == "0",
+        Err(error) => error.kind() != ErrorKind::NotFound,
     }
 }
 
@@ -399,6 +413,20 @@ mod tests {
         assert!(inwards.starts_with(expected), "{inwards}");
     }
 
+    /// NAT to the address of a device drops packets where the device has none, as the veths of pods
+    /// have none on many nodes. Applications of the node itself come by no other way.
+    #[test]
+    fn the_manifest_leads_pods_by_tproxy_and_the_node_by_nat() {
+        let manifest = include_str!("../../../packaging/kubernetes/smcgate.yaml");
+        let (_, text) = manifest.split_once("smcgate.toml: |\n").unwrap();
+        let (text, _) = text.split_once("\n---\n").unwrap();
+        let config = Config::parse(text, "smcgate.toml").unwrap();
+        let rules = Rules::of(&config.listeners).unwrap();
+        assert_eq!(rules.nat, "");
+        assert!(rules.tproxy.contains(" tproxy ip to :15001 "), "{}", rules.tproxy);
+        assert!(rules.output.contains(" dnat ip to 127.0.0.1:15002"), "{}", rules.output);
+    }
+
     #[test]
     fn the_rules_of_one_gateway_replace_those_before() {
         let listener = "bind = '127.0.0.1:9'\nintercept = 'tproxy'\nintercept_ports = [1]";
@@ -406,6 +434,14 @@ mod tests {
         assert!(script.starts_with("table inet smcgate\ndelete table inet smcgate\n"));
         let none = "bind = '127.0.0.1:9'\nintercept = 'ebpf'\nintercept_ports = [1]";
         assert_eq!(rules(none), None);
+    }
+
+    /// On a host without IPv6 a gateway for IPv4 starts all the same.
+    #[test]
+    fn without_ipv6_there_are_no_routes_of_it() {
+        assert_eq!(routes(true).count(), 4);
+        let ipv4: Vec<_> = routes(false).collect();
+        assert!(ipv4.len() == 2 && ipv4.iter().all(|line| line.starts_with("-4 ")), "{ipv4:?}");
     }
 
     /// NAT that is taken away takes connections with it.
