@@ -277,7 +277,7 @@ pub struct Link {
     pub id: u32,
     /// The link number.
     pub number: u8,
-    /// `confirming`, `active`, `probing` or `down`.
+    /// `opening`, `confirming`, `active`, `probing` or `down`.
     pub state: String,
     /// Name of our RNIC.
     pub rnic: String,

@@ -21,19 +21,39 @@ main() {
     for file in "$(command -v nft)" "$(command -v ip)"; do
         install -D -m 755 "$file" "$root/usr/sbin/${file##*/}"
     done
-    # Found when they are needed: name services, and RNICs by libibverbs where this machine has it.
     local libraries
     libraries=$(ldd "$root/usr/bin/smcgate" "$root/usr/sbin/nft" "$root/usr/sbin/ip" |
         grep -o '/[^ ]*' | grep -v ':$' | sort -u)
     for file in $libraries; do
         install -D -m 755 "$file" "$root$file"
     done
+    libibverbs "$root"
     echo 'root:x:0:0:root:/:/sbin/nologin' >"$root/etc/passwd"
     echo 'smcgate:x:65532:65532:smcgate:/:/sbin/nologin' >>"$root/etc/passwd"
     printf 'root:x:0:\nsmcgate:x:65532:\n' >"$root/etc/group"
     echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
     install -m 644 packaging/debian/smcgate.toml "$root/etc/smcgate/"
     install -D -m 644 LICENSE "$root/usr/share/doc/smcgate/LICENSE"
+}
+
+# For kind "verbs", where this machine has it: the library and its drivers, which are looked for when
+# they are needed and are no dependencies of any program.
+libibverbs() {
+    local root=$1 library folder driver file
+    library=$(ldconfig -p | sed -n 's/.*libibverbs[.]so[.]1 .*=> //p' | head -1)
+    if [[ -z $library ]]; then
+        echo "rootfs: no libibverbs here, so the image has no RNICs of kind \"verbs\"" >&2
+        return 0
+    fi
+    library=$(readlink -f "${library%/*}")/${library##*/}
+    folder=${library%/*}/libibverbs
+    for file in "$library" "$folder"/*.so $(ldd "$library" "$folder"/*.so | grep -o '/[^ ]*' |
+        grep -v ':$' | sort -u); do
+        install -D -m 755 "$file" "$root$file"
+    done
+    for driver in /etc/libibverbs.d/*.driver; do
+        install -D -m 644 "$driver" "$root$driver"
+    done
 }
 
 main "$@"
