@@ -127,8 +127,16 @@ impl<'a> Cell<'a> {
     }
 
     /// Failed connections and requests of all rounds.
-    pub(crate) fn errors(&self) -> u64 {
+    fn errors(&self) -> u64 {
         self.rounds.iter().map(|measurement| measurement.errors).sum()
+    }
+
+    /// What stands beside the figures of a path that failed some of its connections.
+    pub(crate) fn show_errors(&self) -> String {
+        match self.errors() {
+            0 => String::new(),
+            errors => format!(" ({errors} errors)"),
+        }
     }
 
     /// The median of `figure` with its unit, `–` if there is none. The throughput of short

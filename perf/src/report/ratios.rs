@@ -122,11 +122,13 @@ fn rows(
             .map_or_else(|| "–".into(), |(low, high)| format!("{low:.2}–{high:.2}"));
         writeln!(
             text,
-            "| {}{separator}{note} | {} | {} | {} | {ratio:.2} | {confidence} | {} |",
+            "| {}{separator}{note} | {} | {}{} | {}{} | {ratio:.2} | {confidence} | {} |",
             ours.scenario,
             figure.name(),
             theirs.show(figure),
+            theirs.show_errors(),
             ours.show(figure),
+            ours.show_errors(),
             verdict(figure, ratio),
         )
         .expect("a string takes all");

@@ -19,7 +19,7 @@ use rustix::time::{
 };
 
 use super::LoadResult;
-use super::round_trip::{Client, MESSAGE_BYTES, connect_all, result};
+use super::round_trip::{Client, MESSAGE_BYTES, connect_all, result_of_loop};
 use super::window::{LOOK_EVERY, Tally, Window, is_late};
 use crate::clock::now_ns;
 use crate::failure::{Doing as _, Failure, Result};
@@ -29,7 +29,8 @@ const TIMER: u64 = u64::MAX;
 
 /// The state of the load: free connections, and requests that wait for one.
 struct OpenLoop {
-    clients: Vec<Client>,
+    /// None where it was given up.
+    clients: Vec<Option<Client>>,
     free: Vec<usize>,
     /// When the request in flight on each connection was due.
     due_at: Vec<u64>,
@@ -63,7 +64,7 @@ pub(crate) fn run(
         free: (0..clients.len()).rev().collect(),
         due_at: vec![0; clients.len()],
         sent_at: vec![None; clients.len()],
-        clients,
+        clients: clients.into_iter().map(Some).collect(),
         waiting: VecDeque::new(),
         window: Window::begin(duration),
         tally: Tally::new(),
@@ -88,19 +89,19 @@ pub(crate) fn run(
             }
         }
         load.send_due()?;
-        load.window.check_answers(&load.sent_at)?;
+        load.give_up_late();
         if load.waiting.front().is_some_and(|&due_at| is_late(due_at, now_ns())) {
             return Err(Failure::new(format!("{rate_per_s} requests per second are too many")));
         }
     }
-    let Tally { latencies, in_window, answered } = &load.tally;
-    let counts = (*in_window, *answered, answered * 2 * MESSAGE_BYTES as u64);
-    Ok(result(connections, latencies, counts, load.window.elapsed_ns()))
+    result_of_loop(connections, &load.tally, MESSAGE_BYTES, load.window.elapsed_ns())
 }
 
 impl OpenLoop {
     fn receive(&mut self, index: usize) -> Result<()> {
-        if self.clients[index].receive()? {
+        // What came before it was given up may still be told.
+        let Some(client) = &mut self.clients[index] else { return Ok(()) };
+        if client.receive()? {
             self.sent_at[index] = None;
             self.free.push(index);
             self.tally.count(&self.window, self.due_at[index], now_ns());
@@ -114,13 +115,22 @@ impl OpenLoop {
             self.waiting.pop_front();
             self.due_at[index] = due_at;
             self.sent_at[index] = Some(now_ns());
-            self.clients[index].send()?;
+            self.clients[index].as_mut().expect("one that is free is not given up").send()?;
         }
         Ok(())
     }
 
+    /// Closes connections without an answer. What is due goes by the others.
+    fn give_up_late(&mut self) {
+        for index in self.window.late(&self.sent_at) {
+            self.sent_at[index] = None;
+            self.tally.give_up(self.due_at[index], now_ns());
+            self.clients[index] = None;
+        }
+    }
+
     fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty() || self.free.len() < self.clients.len()
+        !self.waiting.is_empty() || self.sent_at.iter().any(Option::is_some)
     }
 }
 

@@ -137,7 +137,8 @@ impl Client {
 
 /// The state of the load.
 struct ClosedLoop {
-    clients: Vec<Client>,
+    /// None where it was given up.
+    clients: Vec<Option<Client>>,
     watched: Vec<Interest>,
     /// When the request in flight on each connection was sent.
     sent_at: Vec<Option<u64>>,
@@ -148,15 +149,30 @@ struct ClosedLoop {
 impl ClosedLoop {
     fn send(&mut self, readiness: &Readiness, index: usize) -> Result<()> {
         self.sent_at[index] = Some(now_ns());
-        self.clients[index].send()?;
+        self.client(index).send()?;
         self.watch(readiness, index)
+    }
+
+    /// A connection that has a request in flight.
+    fn client(&mut self, index: usize) -> &mut Client {
+        self.clients[index].as_mut().expect("one that is given up has no request")
+    }
+
+    /// Closes connections without an answer. They are not replaced: what has not been served would
+    /// come back as new load.
+    fn give_up_late(&mut self) {
+        for index in self.window.late(&self.sent_at) {
+            let sent_at = self.sent_at[index].take().expect("it is late");
+            self.tally.give_up(sent_at, now_ns());
+            self.clients[index] = None;
+        }
     }
 
     /// Goes on with a connection that is ready.
     fn advance(&mut self, readiness: &Readiness, index: usize) -> Result<()> {
         // At the end, those that have their last answer may be closed while others still wait.
         let Some(sent_at) = self.sent_at[index] else { return Ok(()) };
-        let client = &mut self.clients[index];
+        let client = self.client(index);
         client.send_on()?;
         if client.receive()? {
             let now = now_ns();
@@ -171,10 +187,9 @@ impl ClosedLoop {
 
     /// Waits for room only while a request is not sent completely.
     fn watch(&mut self, readiness: &Readiness, index: usize) -> Result<()> {
-        let client = &self.clients[index];
-        let wanted = if client.is_sent() { Interest::Read } else { Interest::Both };
+        let wanted = if self.client(index).is_sent() { Interest::Read } else { Interest::Both };
         if std::mem::replace(&mut self.watched[index], wanted) != wanted {
-            readiness.change(&client.stream, index as u64, wanted)?;
+            readiness.change(&self.client(index).stream, index as u64, wanted)?;
         }
         Ok(())
     }
@@ -185,12 +200,12 @@ impl ClosedLoop {
     }
 }
 
-/// Runs the closed loop for `duration` after a warm-up, then waits for the last answers.
+/// Runs the closed loop for `duration` after a warm-up, then waits for the last answers. A
+/// connection without an answer for 5 seconds is an error of the result.
 ///
 /// # Errors
 ///
-/// When a connection cannot be made or breaks, an answer is wrong, or none comes on one of them for
-/// 5 seconds.
+/// When a connection cannot be made or breaks, an answer is wrong, or there is none on all of them.
 pub(crate) fn run(
     target: SocketAddr,
     connections: u32,
@@ -202,7 +217,7 @@ pub(crate) fn run(
     let mut load = ClosedLoop {
         watched: vec![Interest::Read; clients.len()],
         sent_at: vec![None; clients.len()],
-        clients,
+        clients: clients.into_iter().map(Some).collect(),
         window: Window::begin(duration),
         tally: Tally::new(),
     };
@@ -216,12 +231,9 @@ pub(crate) fn run(
             let index = usize::try_from(token).expect("tokens are our own indexes");
             load.advance(&readiness, index)?;
         }
-        load.window.check_answers(&load.sent_at)?;
+        load.give_up_late();
     }
-    let Tally { latencies, in_window, answered } = &load.tally;
-    let moved = answered * 2 * bytes as u64;
-    let counts = (*in_window, *answered, moved);
-    Ok(result(connections, latencies, counts, load.window.elapsed_ns()))
+    result_of_loop(connections, &load.tally, bytes, load.window.elapsed_ns())
 }
 
 /// Connects and watches `connections` clients; tokens are their indexes.
@@ -238,6 +250,23 @@ pub(super) fn connect_all(
         clients.push(client);
     }
     Ok(clients)
+}
+
+/// The result of a loop with requests of `bytes` bytes. What it has given up are errors.
+///
+/// # Errors
+///
+/// When nothing was answered.
+pub(super) fn result_of_loop(
+    connections: u32,
+    tally: &Tally,
+    bytes: usize,
+    elapsed_ns: u64,
+) -> Result<LoadResult> {
+    tally.check(connections)?;
+    let counts = (tally.in_window, tally.answered, tally.answered * 2 * bytes as u64);
+    let result = result(connections, &tally.latencies, counts, elapsed_ns);
+    Ok(LoadResult { errors: tally.given_up, ..result })
 }
 
 /// The result of a round-trip load in its common form.

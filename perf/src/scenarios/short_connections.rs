@@ -251,7 +251,7 @@ impl ShortConnections {
     }
 
     fn result(mut self) -> Result<LoadResult> {
-        let Tally { latencies, in_window, answered } = &self.tally;
+        let Tally { latencies, in_window, answered, .. } = &self.tally;
         if *answered == 0 {
             return Err(Failure::new(format!("all of {} connections failed", self.opened)));
         }

@@ -63,24 +63,15 @@ impl Window {
         is_time
     }
 
-    /// Checks, once in [`LOOK_EVERY`], that every request in flight still has time. `sent_at` says
-    /// of each connection when its request was sent; none if it has none.
-    ///
-    /// # Errors
-    ///
-    /// How many connections have waited longer than [`PATIENCE`].
-    pub(super) fn check_answers(&mut self, sent_at: &[Option<u64>]) -> Result<()> {
+    /// Looks, once in [`LOOK_EVERY`], which connections have waited for longer than [`PATIENCE`].
+    /// `sent_at` says of each when its request was sent; none if it has none.
+    pub(super) fn late(&mut self, sent_at: &[Option<u64>]) -> Vec<usize> {
         let now = now_ns();
         if !self.must_look(now) {
-            return Ok(());
+            return Vec::new();
         }
-        match sent_at.iter().flatten().filter(|sent_at| is_late(**sent_at, now)).count() {
-            0 => Ok(()),
-            late => Err(Failure::new(format!(
-                "{late} of {} connections had no answer within {PATIENCE:?}",
-                sent_at.len()
-            ))),
-        }
+        let is_late = |sent_at: &Option<u64>| sent_at.is_some_and(|sent_at| is_late(sent_at, now));
+        (0..sent_at.len()).filter(|&index| is_late(&sent_at[index])).collect()
     }
 }
 
@@ -98,11 +89,35 @@ pub(super) struct Tally {
     pub(super) in_window: u64,
     /// All answers.
     pub(super) answered: u64,
+    /// Connections that were given up, because there was no answer for [`PATIENCE`].
+    pub(super) given_up: u64,
 }
 
 impl Tally {
     pub(super) fn new() -> Self {
-        Self { latencies: Recorder::new(), in_window: 0, answered: 0 }
+        Self { latencies: Recorder::new(), in_window: 0, answered: 0, given_up: 0 }
+    }
+
+    /// Counts a connection that had no answer `now`, to what was sent or due at `asked_at`. Its
+    /// wait is recorded, whenever it began: a path that starves some must not look as good as to
+    /// those that it serves.
+    pub(super) fn give_up(&mut self, asked_at: u64, now: u64) {
+        self.given_up += 1;
+        self.latencies.record(now.saturating_sub(asked_at));
+    }
+
+    /// Fails where figures would be meaningless.
+    ///
+    /// # Errors
+    ///
+    /// When nothing was answered on any of the `connections`.
+    pub(super) fn check(&self, connections: u32) -> Result<()> {
+        match (self.answered, self.given_up) {
+            (0, given_up @ 1..) => Err(Failure::new(format!(
+                "{given_up} of {connections} connections had no answer within {PATIENCE:?}"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Counts an answer that came `now`, to what was sent or due at `asked_at`.
