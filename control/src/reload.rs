@@ -45,34 +45,16 @@ impl Prepared {
 
     /// Resolves the names in `config`. Those that have no address are looked up again later.
     pub fn of(config: Config) -> Self {
-        let mut names = BTreeMap::new();
-        if !config.dns.servers.is_empty() {
-            names = ask_servers(&config);
-        }
-        let asks_host = config.dns.servers.is_empty();
-        for upstream in config.listeners.iter().flat_map(|listener| &listener.upstream.all) {
-            if *upstream == Upstream::Measure {
-                measure::listen();
-            }
-            let Upstream::Name { host, .. } = upstream else { continue };
-            if !asks_host {
-                continue;
-            }
-            match upstream.resolve() {
-                Ok(found) => {
-                    let mut addresses: Vec<IpAddr> = found.iter().map(SocketAddr::ip).collect();
-                    addresses.sort_unstable_by_key(|ip| (ip.is_ipv6(), *ip));
-                    names.insert(host.clone(), addresses);
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        upstream = host,
-                        %error,
-                        "has no address yet; connections to it are refused until it has one"
-                    );
-                }
+        let all = config.listeners.iter().flat_map(|listener| &listener.upstream.all);
+        let mut names = BTreeSet::new();
+        for upstream in all {
+            match upstream {
+                Upstream::Measure => measure::listen(),
+                Upstream::Name { host, .. } => drop(names.insert(host.clone())),
+                Upstream::Address(_) | Upstream::OriginalDst => {}
             }
         }
+        let names = what_they_mean(&config.dns.servers, &names);
         Self { config, names, log_mistake: None, order: 0 }
     }
 
@@ -95,26 +77,25 @@ fn unreadable(path: &Path, error: &ConfigError) -> String {
     }
 }
 
-/// What the name servers of `config` say of the names in it.
-fn ask_servers(config: &Config) -> BTreeMap<String, Vec<IpAddr>> {
-    let all = config.listeners.iter().flat_map(|listener| &listener.upstream.all);
-    let names: BTreeSet<String> = all
-        .filter_map(|upstream| match upstream {
-            Upstream::Name { host, .. } => Some(host.clone()),
-            Upstream::Address(_) | Upstream::OriginalDst | Upstream::Measure => None,
-        })
-        .collect();
-    let found = resolver::look_up_now(&config.dns.servers, &names).unwrap_or_else(|error| {
-        tracing::warn!(%error, "the name servers cannot be asked");
-        BTreeMap::new()
-    });
-    for name in names.iter().filter(|name| !found.contains_key(*name)) {
-        tracing::warn!(upstream = name, "has no address yet; connections to it are refused");
+/// What `names` mean, as far as anybody says so now.
+fn what_they_mean(
+    servers: &[SocketAddr],
+    names: &BTreeSet<String>,
+) -> BTreeMap<String, Vec<IpAddr>> {
+    if names.is_empty() {
+        return BTreeMap::new();
+    }
+    let found = resolver::look_up_now(servers, names);
+    for upstream in names.iter().filter(|name| !found.contains_key(*name)) {
+        tracing::warn!(
+            upstream,
+            "has no address yet; connections to it are refused until it has one"
+        );
     }
     found
 }
 
-/// The same, if names mean what `names` says.
+/// The addresses to which connections of `listener` may go, if names mean what `names` says.
 pub(crate) fn addresses(
     names: &BTreeMap<String, Vec<IpAddr>>,
     listener: &Listener,

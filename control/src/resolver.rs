@@ -9,12 +9,13 @@ mod whom;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
+use smcr_engine::clock::Clock;
 use smcr_engine::mailbox::Sender;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
@@ -152,22 +153,35 @@ async fn look_up(resolver: &TokioResolver, name: &str) -> Result<(Vec<IpAddr>, D
     let found = resolver.lookup_ip(name).await.map_err(|error| error.to_string())?;
     let records = found.as_lookup().answers();
     let seconds = records.iter().map(|record| record.ttl).min().unwrap_or(0);
-    let mut addresses: Vec<IpAddr> = found.iter().collect();
-    // Servers change the order from answer to answer, which is no news.
-    addresses.sort_unstable_by_key(|ip| (ip.is_ipv6(), *ip));
-    addresses.dedup();
+    let addresses = in_order(found.iter().collect());
     if addresses.is_empty() {
         return Err("the answer has no address".to_owned());
     }
     Ok((addresses, Duration::from_secs(seconds.into()).clamp(VALID_MIN, VALID_MAX)))
 }
 
-/// What `names` mean, as `servers` say now. Names of which they do not say anything are left out.
-///
-/// # Errors
-///
-/// If the servers cannot be asked.
+/// What `names` mean now, as far as anybody says so in time: `servers`, or if there are none, those
+/// that the files of this host name, and its library. Whoever is silent takes 5 s, however many
+/// names there are. Names of which nobody says anything are left out.
 pub fn look_up_now(
+    servers: &[SocketAddr],
+    names: &BTreeSet<String>,
+) -> BTreeMap<String, Vec<IpAddr>> {
+    let clock = Clock::new();
+    let begun = clock.now();
+    let mut found = ask_servers(servers, names).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the name servers cannot be asked");
+        BTreeMap::new()
+    });
+    if servers.is_empty() {
+        let is_in_time = || clock.now().since(begun) < ANSWER_WITHIN;
+        ask_library(names, &mut found, is_in_time);
+    }
+    found
+}
+
+/// What name servers say of `names`, all of which they are asked about at once.
+fn ask_servers(
     servers: &[SocketAddr],
     names: &BTreeSet<String>,
 ) -> io::Result<BTreeMap<String, Vec<IpAddr>>> {
@@ -189,6 +203,37 @@ pub fn look_up_now(
         }
         Ok(found)
     })
+}
+
+/// Adds to `found` what the library of this host knows of those of `names` that are not there: it
+/// may know some that no name server does. It may also wait for seconds at each, and nobody can
+/// tell it for how long: so it is asked while `is_in_time` only. On threads of their own it could
+/// be asked about all names at once, but those that still wait when the gateway gives its
+/// privileges up would keep them.
+fn ask_library(
+    names: &BTreeSet<String>,
+    found: &mut BTreeMap<String, Vec<IpAddr>>,
+    is_in_time: impl Fn() -> bool,
+) {
+    for name in names {
+        if found.contains_key(name) || !is_in_time() {
+            continue;
+        }
+        match (name.as_str(), 0).to_socket_addrs() {
+            Ok(all) => {
+                let addresses = in_order(all.map(|address| address.ip()).collect());
+                found.extend((!addresses.is_empty()).then(|| (name.clone(), addresses)));
+            }
+            Err(error) => tracing::debug!(name, %error, "the library does not know it either"),
+        }
+    }
+}
+
+/// IPv4 first, each once. Servers change the order from answer to answer, which is no news.
+fn in_order(mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+    addresses.sort_unstable_by_key(|ip| (ip.is_ipv6(), *ip));
+    addresses.dedup();
+    addresses
 }
 
 /// Which families of addresses a name had in the last answer that counted.
@@ -218,7 +263,7 @@ const VALID_MIN: Duration = Duration::from_secs(1);
 const VALID_MAX: Duration = Duration::from_secs(300);
 /// When a name is looked up again that could not be; and how often the host's files are read.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// How long the start, or a reload, waits for name servers.
+/// How long the start, or a reload, waits for name servers that are silent.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

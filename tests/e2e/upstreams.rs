@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddrV4, TcpListener};
+use std::net::{SocketAddrV4, TcpListener, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -205,6 +205,40 @@ fn name_servers_of_the_host_may_change() {
     ask("127.0.0.53");
     wait_until("the other name server is asked", LIMIT, || who(&hosts) == Some(3));
     assert_eq!(said("can be looked up again"), 1);
+}
+
+/// A gateway on host a that asks whom this file names, and whose upstreams are these names.
+fn start_asking<'h>(hosts: &'h Hosts, resolv_conf: &Path, listeners: &str) -> Gateway<'h> {
+    let bind = format!("mount --bind {} /etc/resolv.conf && exec \"$@\"", resolv_conf.display());
+    let text = format!("[admin]\nlisten = \"127.0.0.1:9180\"\n{listeners}");
+    let setup = Setup::of_text("gateway-a", &text);
+    setup.under(&["unshare", "--mount", "sh", "-c", &bind, "sh"]).start(hosts, &hosts.a)
+}
+
+/// Where the name server takes questions and says nothing, the gateway starts all the same. Else
+/// systemd would kill it for as long as that lasts, with all listeners that need no name.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_name_server_that_is_silent_does_not_keep_the_gateway_from_starting() {
+    let hosts = Hosts::new("a_name_server_that_is_silent");
+    let _server = Server::start(&hosts.a, 2);
+    let silent = hosts.b.enter(|| UdpSocket::bind(hosts.b.at(53))).expect("a port of our own");
+    let resolv_conf = hosts.logs.join("resolv.conf");
+    fs::write(&resolv_conf, format!("nameserver {}\n", hosts.b.address)).expect("it is ours");
+    let listener = |name: String, port: u16, upstream: &str| {
+        let bind = local(port);
+        format!("[[listener]]\nname = '{name}'\nbind = '{bind}'\nupstream = '{upstream}'\n")
+    };
+    let unknown = (1..=10).map(|number| {
+        let upstream = format!("db{number}.smcgate.test:{SERVER}");
+        listener(format!("it{number}"), PORT + number, &upstream)
+    });
+    let known = listener("known".to_owned(), PORT, &format!("127.0.0.2:{SERVER}"));
+    let _gateway = start_asking(&hosts, &resolv_conf, &(known + &unknown.collect::<String>()));
+    assert_eq!(who(&hosts), Some(2));
+    silent.set_read_timeout(Some(LIMIT)).expect("an open socket");
+    // The question is there, so it was the silence that was waited for.
+    assert!(silent.recv(&mut [0; 512]).expect("a datagram") > 0);
 }
 
 /// dnsmasq, with answers that are good for a second.
