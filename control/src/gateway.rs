@@ -11,6 +11,7 @@ mod former;
 mod introductions;
 mod kept;
 mod local;
+mod missing;
 mod over_limit;
 mod overload;
 mod poller_rows;
@@ -54,9 +55,10 @@ use former::Former;
 use introductions::Introductions;
 use kept::Streams;
 use local::Local;
+use missing::Missing;
 use overload::{Overload, descriptors_max};
 use rnics::Nic;
-pub use rnics::{Names, OpenRnics};
+pub use rnics::{Arrivals, Names, OpenRnics};
 use settings::{group_settings, settings};
 use upstreams::Checks;
 pub use upstreams::Lookups;
@@ -105,6 +107,8 @@ pub struct Gateway<N: Rnic> {
     /// The RNICs that those belong to.
     nics: Vec<Nic>,
     opener: Box<dyn OpenRnics<N>>,
+    /// What says that others are missing.
+    missing: Missing,
     /// When RNICs that are given up are looked at again.
     look_at_rnics: Instant,
     /// Devices, and which port connections of each go through.
@@ -232,6 +236,7 @@ impl<N: Rnic> Gateway<N> {
             ports,
             nics,
             opener: parts.opener,
+            missing: Missing::default(),
             look_at_rnics: started,
             network: parts.network,
             listeners: parts.listeners,
@@ -382,6 +387,7 @@ impl<N: Rnic> Gateway<N> {
         self.expire_local(now);
         self.admit_waiting(now);
         self.hear_names();
+        self.open_missing_rnics(now);
         self.check_upstreams(now);
         self.look_at_speeds(now);
         if self.doors.as_ref().is_some_and(|doors| doors.until() <= now) {

@@ -26,7 +26,7 @@ use crate::config::{self, Cidr, Config, Protocol, RnicConfig};
 use crate::confine::Confinement;
 use crate::device::Devices;
 use crate::entropy::random;
-use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
+use crate::gateway::{Arrivals, Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
 use crate::intercept::{Interception, Led};
 use crate::listener::{Common, Listener, who_has_it};
 use crate::local::{Door, Doorway};
@@ -100,7 +100,7 @@ pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let listeners = listen(&config, &names, &option, &common)?;
     let doorway = config.local.door.as_ref().map(bind_doorway).transpose()?;
     let interception = intercept(&listeners)?;
-    let nics = choose_nics(&config, &devices, &names);
+    let nics = choose_nics(&config, &devices, &names, Arrivals::Anywhere);
     // No other thread runs yet: what this one gives up, no other will have.
     let mut confinement = Confinement::begin(&config, file);
     let door = doorway.map(Door::open).transpose().map_err(context(DOOR_IS_SHUT))?;
@@ -196,9 +196,9 @@ struct Opening {
 }
 
 impl OpenRnics<any::Nic> for Opening {
-    fn wanted(&self, config: &Config, names: &Names) -> Vec<RnicConfig> {
+    fn wanted(&self, config: &Config, names: &Names, by: Arrivals<'_>) -> Vec<RnicConfig> {
         match Devices::read() {
-            Ok(devices) => choose_nics(config, &devices, names),
+            Ok(devices) => choose_nics(config, &devices, names, by),
             Err(_) => config.rnics.clone(),
         }
     }
@@ -302,7 +302,12 @@ fn led((index, listener): (u16, &Listener)) -> Option<Led<'_>> {
 }
 
 /// The NICs to open: those the operator listed, or those that the listeners need.
-fn choose_nics(config: &Config, devices: &Devices, names: &Names) -> Vec<RnicConfig> {
+pub(crate) fn choose_nics(
+    config: &Config,
+    devices: &Devices,
+    names: &Names,
+    by: Arrivals<'_>,
+) -> Vec<RnicConfig> {
     if !config.rnics.is_empty() {
         return config.rnics.clone();
     }
@@ -314,6 +319,10 @@ fn choose_nics(config: &Config, devices: &Devices, names: &Names) -> Vec<RnicCon
             nics.push(nic);
         }
     };
+    if let Arrivals::At(addresses) = by {
+        let far = addresses.iter().filter(|ip| !ip.to_canonical().is_loopback());
+        far.filter_map(|ip| devices.owner_of(*ip)).for_each(|device| add(&device.name));
+    }
     for listener in config.listeners.iter().chain(&config.local_listeners()) {
         if listener.connect == Protocol::Smc {
             for place in places_behind(listener, names) {
@@ -324,10 +333,11 @@ fn choose_nics(config: &Config, devices: &Devices, names: &Names) -> Vec<RnicCon
         }
         let bind = listener.bind.ip();
         if listener.accept == Protocol::Smc {
-            match devices.owner_of(bind) {
-                Some(device) => add(&device.name),
+            match (devices.owner_of(bind), by) {
+                (Some(device), _) => add(&device.name),
+                (None, Arrivals::At(_)) => {}
                 // Bound to all addresses: peers may come by any device that has one.
-                None => devices
+                (None, Arrivals::Anywhere) => devices
                     .all()
                     .iter()
                     .filter(|device| preferred_address(device).is_some_and(|ip| !ip.is_loopback()))
@@ -415,6 +425,8 @@ const QUESTIONS_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
+    use smcr_os::netdev::NetworkDevice;
+
     use super::*;
 
     /// A peer that took a restarted gateway for the one before would write into memory that is
@@ -431,5 +443,35 @@ mod tests {
         let names: Vec<[u8; 8]> = (0..4).map(|_| peer_id([lo, mac]).0).collect();
         assert!(names.iter().all(|name| name[2..] == mac.0));
         assert!(names.iter().any(|name| name[..2] != names[0][..2]), "{names:?}");
+    }
+
+    /// Devices of containers come and go where a gateway listens at all addresses. While it runs,
+    /// only those get RNICs by which connections come, and the loopback device never does.
+    #[test]
+    fn a_gateway_that_runs_gives_rnics_to_devices_that_are_used() {
+        let text = "[[listener]]\nname='a'\nbind='0.0.0.0:1'\nupstream='127.0.0.1:2'\n\
+                    accept='smc'\n";
+        let config = Config::parse(text, "a.toml").unwrap();
+        let device = |name: &str, address: &str| NetworkDevice {
+            name: name.into(),
+            mac: None,
+            mtu: 1500,
+            index: 2,
+            up: true,
+            running: true,
+            addresses: vec![(address.parse().unwrap(), 24)],
+        };
+        let devices = [("lo", "127.0.0.1"), ("va", "10.8.0.1"), ("vb", "10.9.0.1")];
+        let devices = Devices::from_iter(devices.map(|(name, address)| device(name, address)));
+        let chosen = |by: Arrivals<'_>| {
+            let nics = choose_nics(&config, &devices, &Names::new(), by);
+            nics.into_iter().map(|nic| nic.name).collect::<Vec<_>>()
+        };
+        let at = |addresses: &[&str]| {
+            chosen(Arrivals::At(&addresses.iter().map(|ip| ip.parse().unwrap()).collect()))
+        };
+        assert_eq!(chosen(Arrivals::Anywhere), ["soft-va", "soft-vb"]);
+        assert_eq!(at(&[]), [""; 0]);
+        assert_eq!(at(&["127.0.0.1", "10.9.0.1", "10.7.0.1"]), ["soft-vb"]);
     }
 }

@@ -158,6 +158,11 @@ impl Pool {
         })
     }
 
+    /// What names mean, as far as anybody has said.
+    pub fn known(&self) -> impl Iterator<Item = (&str, &[IpAddr])> {
+        self.names.iter().map(|(name, addresses)| (&name[..], &addresses[..]))
+    }
+
     /// A name has these addresses now. Returns whether that is news.
     pub fn resolved(&mut self, name: &str, addresses: &[IpAddr]) -> bool {
         let is_ours = self.names().any(|ours| ours == name);

@@ -241,6 +241,35 @@ fn a_name_server_that_is_silent_does_not_keep_the_gateway_from_starting() {
     assert!(silent.recv(&mut [0; 512]).expect("a datagram") > 0);
 }
 
+/// DNS is there only later than the gateway, and no RNIC is listed, so at the start there is no
+/// device to have one. The first connection that can be made is SMC-R.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_name_that_is_known_later_is_reached_by_smc() {
+    let hosts = Hosts::new("a_name_that_is_known_later_is_reached_by_smc");
+    let _server = Server::start(&hosts.b, 2);
+    let entries = hosts.logs.join("hosts");
+    let name_server = NameServer::start(&hosts, &entries);
+    let far = Setup::new("gateway-b", &hosts.b).table(&format!(
+        "[[listener]]\nname = \"it\"\nbind = \"{}\"\naccept = \"smc\"\n{}\n",
+        hosts.b.at(PORT),
+        by_address(&[2])
+    ));
+    let _far = far.start(&hosts, &hosts.b);
+    let text = format!(
+        "[admin]\nlisten = \"127.0.0.1:9180\"\n[dns]\nservers = [\"127.0.0.1:5353\"]\n\
+         [[listener]]\nname = \"it\"\nbind = \"{}\"\nconnect = \"smc\"\n\
+         upstream = \"db.smcgate.test:{PORT}\"\n",
+        local(PORT)
+    );
+    let near = Setup::of_text("gateway-a", &text).start(&hosts, &hosts.a);
+    assert_eq!(who(&hosts), None, "nobody knows the name");
+    name_server.know(&format!("{} db.smcgate.test\n", hosts.b.address));
+    wait_until("the name is known", LIMIT, || who(&hosts) == Some(2));
+    let totals = near.stats().totals;
+    assert_eq!((totals.connections_smc, totals.connections_tcp), (1, 0), "{}", near.process.log());
+}
+
 /// dnsmasq, with answers that are good for a second.
 struct NameServer<'a> {
     process: Process,
@@ -280,6 +309,12 @@ impl<'a> NameServer<'a> {
     /// From now on the name means these servers.
     fn say(&self, lasts: &[u8]) {
         write_entries(self.entries, lasts);
+        self.process.signal(Signal::HUP);
+    }
+
+    /// From now on it knows this, in the form of `/etc/hosts`.
+    fn know(&self, text: &str) {
+        fs::write(self.entries, text).expect("the directory is ours");
         self.process.signal(Signal::HUP);
     }
 }

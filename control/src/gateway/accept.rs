@@ -185,6 +185,9 @@ impl<N: Rnic> Gateway<N> {
             local = local_address(&accepted);
             arrival.offered = self.option.peer_offered(&accepted, source);
             arrival.port = local.and_then(|local| self.network.port_for(local.ip()));
+            if let (true, None, Some(local)) = (arrival.offered, arrival.port, local) {
+                self.missing.found_none(local.ip());
+            }
         }
         let ends = (source, target);
         let one = Negotiating::new(now, (index, accepts), ends, accepted);
@@ -340,7 +343,11 @@ impl<N: Rnic> Gateway<N> {
             (Protocol::Tcp, Protocol::Tcp) => at_relay(&self.network, one),
         };
         // A socket without an address is broken; the next read or write will report that.
-        self.endpoint.surveyed(key, surroundings.unwrap_or_default());
+        let surroundings = surroundings.unwrap_or_default();
+        if let (true, None, Some(own)) = (surroundings.offered, surroundings.port, own) {
+            self.missing.found_none(own.ip());
+        }
+        self.endpoint.surveyed(key, surroundings);
     }
 
     /// Logs what has run out, and the consequence for new connections of listener `index`.

@@ -1,6 +1,6 @@
 //! RNICs that come and go with the configuration.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use smcr_proto::Instant;
@@ -16,10 +16,21 @@ use crate::reactor::Token;
 /// What names of upstreams mean.
 pub type Names = BTreeMap<String, Vec<IpAddr>>;
 
+/// By which devices connections come to listeners that are bound to all addresses, and go where the
+/// configuration does not say.
+#[derive(Clone, Copy, Debug)]
+pub enum Arrivals<'a> {
+    /// By any that has an address.
+    Anywhere,
+    /// By those that have one of these addresses: connections have used them. Any other may be that
+    /// of a container, which come and go, and each RNIC has a thread and memory.
+    At(&'a BTreeSet<IpAddr>),
+}
+
 /// Chooses and opens RNICs.
 pub trait OpenRnics<N: Rnic> {
     /// The RNICs that `config` needs, if names of upstreams mean what `names` says.
-    fn wanted(&self, config: &Config, names: &Names) -> Vec<RnicConfig>;
+    fn wanted(&self, config: &Config, names: &Names, by: Arrivals<'_>) -> Vec<RnicConfig>;
 
     /// Opens one, and starts its pollers.
     ///
@@ -60,6 +71,7 @@ impl<N: Rnic> Gateway<N> {
         match self.network.refresh() {
             Ok(ports) => {
                 self.interception.addresses_changed(self.network.devices());
+                self.missing.heard_news();
                 for port in ports {
                     self.carrier_changed(now, port);
                 }
@@ -96,8 +108,19 @@ impl<N: Rnic> Gateway<N> {
         names: &Names,
         notes: &mut Vec<String>,
     ) -> Result<RnicChange<N>, String> {
+        let wanted = self.opener.wanted(config, names, Arrivals::Anywhere);
+        self.open_these(wanted, config, notes)
+    }
+
+    /// The same, where `wanted` are the RNICs that it needs.
+    pub(super) fn open_these(
+        &mut self,
+        wanted: Vec<RnicConfig>,
+        config: &mut Config,
+        notes: &mut Vec<String>,
+    ) -> Result<RnicChange<N>, String> {
         let mut change = RnicChange { added: Vec::new(), revived: Vec::new(), removed: Vec::new() };
-        for wanted in self.opener.wanted(config, names) {
+        for wanted in wanted {
             let (name, what) = (wanted.name.clone(), "takes effect after a restart");
             match self.nics.iter().position(|nic| nic.config.name == name) {
                 Some(place) if self.nics[place].config != wanted => {

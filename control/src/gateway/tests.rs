@@ -7,6 +7,7 @@ mod counts;
 mod crossing;
 mod limits;
 mod listed;
+mod missing;
 mod rig;
 mod second;
 

@@ -244,6 +244,7 @@ impl<N: Rnic> Gateway<N> {
             is_news |= listener.pool.resolved(name, addresses);
         }
         if is_news {
+            self.missing.heard_news();
             tracing::info!(upstream = name, ?addresses, "means these addresses now");
         }
     }

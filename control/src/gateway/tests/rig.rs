@@ -21,7 +21,7 @@ use crate::config::{self, Config, RnicConfig, RnicKind};
 use crate::confine::Confinement;
 use crate::cores::{Assignment, Reason};
 use crate::device::Devices;
-use crate::gateway::{Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
+use crate::gateway::{Arrivals, Gateway, Lookups, Names, OpenRnics, Parts, PortParts};
 use crate::intercept::Interception;
 use crate::listener::{Common, Listener};
 use crate::loopback::Loopback;
@@ -275,7 +275,7 @@ fn built(
 struct NoMore;
 
 impl OpenRnics<any::Nic> for NoMore {
-    fn wanted(&self, _: &Config, _: &Names) -> Vec<RnicConfig> {
+    fn wanted(&self, _: &Config, _: &Names, _: Arrivals<'_>) -> Vec<RnicConfig> {
         Vec::new()
     }
 
