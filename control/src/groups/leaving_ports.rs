@@ -22,6 +22,7 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         let entry = &mut self.shared.ports[port.0];
         tracing::info!(rnic = entry.name, "an RNIC is given up as soon as nothing needs it");
         (entry.retired, entry.wanted) = (true, false);
+        self.forget_ports();
         for id in self.groups_on(port) {
             let Some(group) = self.at(id) else { continue };
             let elsewhere = self.shared.port_for_link(group, None);

@@ -169,8 +169,17 @@ impl<N: Rnic, P: Pollers<QpOf<N>>> Groups<N, P> {
         }
     }
 
+    /// Lets groups forget addresses of ports that are not in use: they ask for no links there.
+    pub(super) fn forget_ports(&mut self) {
+        let up = self.ports().iter().filter(|port| port.is_up());
+        let addresses: Vec<_> = up.filter_map(|port| port.address()).collect();
+        let machines = self.groups.values_mut().filter_map(Group::machine_mut);
+        machines.for_each(|machine| machine.forget_ports(|known| addresses.contains(&known)));
+    }
+
     /// Deletes every link on a port.
     fn vacate_port(&mut self, now: Instant, port: PortId, orderly: bool) {
+        self.forget_ports();
         let links = |group: &Group<N::Opening>| -> Vec<_> {
             let here = group.links.iter().filter(|link| link.port == port && link.is_alive());
             here.map(|link| link.number).collect()

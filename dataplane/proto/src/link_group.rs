@@ -56,8 +56,8 @@ mod view;
 pub use add::NoQueuePair;
 use exchange::Exchange;
 pub use group_link::LinkView;
-use group_link::{GroupLink, is_down};
-use retry::UnusedPorts;
+use group_link::{GroupLink, is_down, port_of};
+use retry::KnownPorts;
 use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
 use rmbs::{OurRmbs, PeerRmbs};
@@ -192,8 +192,8 @@ enum Phase {
 ///
 /// - `handle_llc`, `traffic` and `link_broke` feed what happened on a link, `handle_timeout` feeds
 ///   time. The answers to actions and `connections_changed` feed what the caller knows.
-///   `want_link`, `probe`, `delete_link`, `announce_rmb`, `withdraw_rmb` and `shutdown` feed what
-///   the caller wants.
+///   `want_link`, `forget_ports`, `probe`, `delete_link`, `announce_rmb`, `withdraw_rmb` and
+///   `shutdown` feed what the caller wants.
 /// - `poll_action` drains what the caller must do. Call it until `None` after every input.
 /// - `poll_timeout` says when to call `handle_timeout`, at the latest.
 ///
@@ -228,7 +228,7 @@ pub struct LinkGroup {
     last_number: u8,
     /// Server: a further link is to be offered.
     wanted: bool,
-    unused_ports: UnusedPorts,
+    known_ports: KnownPorts,
     /// When a further link is tried again.
     retry_at: Option<Instant>,
     /// Server: how many links in a row have failed soon after they came.
@@ -282,6 +282,8 @@ impl LinkGroup {
             delete: None,
             asked: None,
         });
+        let mut known_ports = KnownPorts::default();
+        known_ports.note_used(port_of(setup.ours));
         Self {
             role,
             setup,
@@ -301,7 +303,7 @@ impl LinkGroup {
             max_links: setup.max_links.clamp(setup.version.links_min(), LINKS_PER_GROUP_MAX),
             last_number: number.0,
             wanted: false,
-            unused_ports: UnusedPorts::default(),
+            known_ports,
             retry_at: None,
             short_lived: 0,
             confirmed_early: None,
@@ -450,7 +452,7 @@ impl LinkGroup {
         if self.wanted && may_begin && self.exchange.is_none() {
             self.begin_add(now);
         }
-        if self.unused_ports.untold && self.phase == Phase::Established {
+        if self.known_ports.is_untold() && self.phase == Phase::Established {
             self.tell_of_port(now);
         }
         // RFC 7609 3.5.5.3 #9: RKey exchanges of both may overlap

@@ -124,6 +124,26 @@ fn connections_outlive_either_rnic() {
     );
 }
 
+/// An RNIC of ours is down. The peer is not asked for links on it until it is back.
+// RFC 7609 C.7.1 #36: announce unused RNIC again by timer
+#[test]
+fn no_link_is_asked_for_on_an_rnic_that_is_down() {
+    for is_retired in [false, true] {
+        let (mut pair, client, ..) = established(2, 1);
+        if is_retired {
+            pair.client.groups.retire_port(pair.now, PortId(1));
+        } else {
+            pair.client.groups.rnic_down(pair.now, "r1", false).unwrap();
+        }
+        pair.pass(Duration::from_secs(3));
+        assert_eq!(links(&pair.client, client), 1);
+        pair.stall(smcr_proto::limits::RETRY_LINK);
+        let said = pair.client.says(pair.now);
+        let asks = |llc: &Llc| matches!(llc, Llc::AddLink(notice) if !notice.reply);
+        assert!(!said.iter().any(asks), "retired: {is_retired}, {said:?}");
+    }
+}
+
 /// A rendezvous ends just after its link has failed: the connection follows those that were on the
 /// link. It was reset, because the keys of the link were forgotten already, and an order without
 /// keys took the place of the one that the others have.

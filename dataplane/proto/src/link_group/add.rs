@@ -117,6 +117,7 @@ impl LinkGroup {
         for (rmb, rkey, address) in keys {
             self.our_rmbs.set(*rmb, slot, *rkey, *address);
         }
+        self.known_ports.note_used(port_of(ours));
         if let Some(theirs) = theirs {
             // RFC 7609 3.5.1.6.1 #5: answer second RNIC with second RNIC
             // RFC 7609 3.5.1.6.1 #6: single RNIC accepts an asymmetric link

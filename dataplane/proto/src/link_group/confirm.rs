@@ -174,8 +174,7 @@ impl LinkGroup {
             self.confirmed_early = Some(number);
         }
         self.retry_at = None;
-        // A server ignores what its client says of a port while it adds a link.
-        self.unused_ports.untold = true;
+        self.known_ports.tell_of_new();
         self.rkeys_may_change();
         self.await_rkeys_anew(now);
         self.replace_asymmetric(number);

@@ -11,44 +11,88 @@ use crate::wire::llc::{AddLink, Llc};
 /// How many links in a row may fail soon after they came, and be replaced at once.
 pub(super) const SHORT_LIVED_MAX: u8 = 3;
 
-/// Client: ports of ours that no link uses, as far as we know.
-#[derive(Clone, Debug, Default)]
-pub(super) struct UnusedPorts {
-    /// The next to tell of comes first, and no gap between two.
-    ports: [Option<(Gid, MacAddress)>; LINKS_PER_GROUP_MAX as usize],
-    /// The server is to be told of one of them as soon as it has time.
-    pub(super) untold: bool,
+/// A port of ours that works, as far as we know.
+#[derive(Clone, Copy, Debug)]
+struct KnownPort {
+    port: (Gid, MacAddress),
+    /// It has had no link since we heard of it.
+    is_new: bool,
 }
 
-impl UnusedPorts {
-    /// Adds a port, which is the next to tell of. If there is no room, the last one is forgotten.
-    fn note(&mut self, port: (Gid, MacAddress)) {
-        let is_place = |known: &Option<_>| known.is_none_or(|known| known == port);
-        let place = self.ports.iter().position(is_place).unwrap_or(self.ports.len() - 1);
-        self.ports[place] = Some(port);
-        self.ports[..=place].rotate_right(1);
-        self.untold = true;
+/// What the server is to be told as soon as it has time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Untold {
+    #[default]
+    Nothing,
+    /// A port that has had no link yet.
+    NewPort,
+    /// Any port without a link. The link that it had may have failed just now, and would fail
+    /// again, so only a timer says so.
+    AnyPort,
+}
+
+/// Client: ports of ours that work, whether links use them or not.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KnownPorts {
+    /// The next to tell of comes first, and no gap between two.
+    ports: [Option<KnownPort>; LINKS_PER_GROUP_MAX as usize],
+    untold: Untold,
+}
+
+impl KnownPorts {
+    /// Where a port is, or could be.
+    fn place_of(&self, port: (Gid, MacAddress)) -> Option<usize> {
+        self.ports.iter().position(|known| known.is_none_or(|known| known.port == port))
     }
 
-    /// Forgets ports that a link uses.
-    fn retain(&mut self, is_unused: impl Fn((Gid, MacAddress)) -> bool) {
-        let known = core::mem::take(&mut self.ports);
-        let unused = known.into_iter().flatten().filter(|port| is_unused(*port));
-        for (place, port) in self.ports.iter_mut().zip(unused) {
-            *place = Some(port);
+    /// Adds a port, which is the next to tell of. If there is no room, the last one is forgotten.
+    fn note(&mut self, port: (Gid, MacAddress)) {
+        let place = self.place_of(port).unwrap_or(self.ports.len() - 1);
+        self.ports[place] = Some(KnownPort { port, is_new: true });
+        self.ports[..=place].rotate_right(1);
+        self.tell_of_new();
+    }
+
+    /// Adds a port that gets a link. Should the link fail one day, the server is told of the port.
+    pub(super) fn note_used(&mut self, port: (Gid, MacAddress)) {
+        if let Some(place) = self.place_of(port) {
+            self.ports[place] = Some(KnownPort { port, is_new: false });
         }
     }
 
-    fn first(&self) -> Option<(Gid, MacAddress)> {
-        self.ports[0]
+    /// The server ignores what its client says of a port while it adds a link, so it is told again.
+    pub(super) fn tell_of_new(&mut self) {
+        self.untold = self.untold.max(Untold::NewPort);
     }
 
-    /// The server was told of the first port. It may not heed that, so the others have their turn
-    /// before it is told again.
-    fn told(&mut self) {
+    pub(super) fn is_untold(&self) -> bool {
+        self.untold != Untold::Nothing
+    }
+
+    /// Forgets all other ports.
+    fn retain(&mut self, stays: impl Fn((Gid, MacAddress)) -> bool) {
+        let known = core::mem::take(&mut self.ports);
+        let kept = known.into_iter().flatten().filter(|known| stays(known.port));
+        for (place, known) in self.ports.iter_mut().zip(kept) {
+            *place = Some(known);
+        }
+    }
+
+    /// The port to tell of, if there is one.
+    fn next(&self, is_unused: impl Fn((Gid, MacAddress)) -> bool) -> Option<(Gid, MacAddress)> {
+        let counts = |known: &KnownPort| known.is_new || self.untold == Untold::AnyPort;
+        let mut ports = self.ports.iter().flatten().filter(|known| counts(known));
+        ports.find(|known| is_unused(known.port)).map(|known| known.port)
+    }
+
+    /// The server was told of this port. It may not heed that, so the others have their turn before
+    /// it is told again.
+    fn told(&mut self, port: (Gid, MacAddress)) {
         let count = self.ports.iter().flatten().count();
-        self.ports[..count].rotate_left(1);
-        self.untold = false;
+        if let Some(place) = self.place_of(port) {
+            self.ports[place..count].rotate_left(1);
+        }
+        self.untold = Untold::Nothing;
     }
 }
 
@@ -63,15 +107,21 @@ impl LinkGroup {
                 self.advance(now);
             }
             (Role::Client, Phase::Established) => {
-                self.unused_ports.note(port);
+                self.known_ports.note(port);
                 self.tell_of_port(now);
             }
             (Role::Client, Phase::Founding { .. }) => {
-                self.unused_ports.note(port);
+                self.known_ports.note(port);
             }
             (Role::Server | Role::Client, Phase::Opening | Phase::Confirming { .. })
             | (Role::Server | Role::Client, Phase::Terminated) => {}
         }
+    }
+
+    /// Says that ports of ours have gone: the peer is no longer told of those that are not up. What
+    /// becomes of their links is another matter.
+    pub fn forget_ports(&mut self, is_up: impl Fn((Gid, MacAddress)) -> bool) {
+        self.known_ports.retain(is_up);
     }
 
     /// Client: tells the server of a port without a link, unless a link is being added anyway.
@@ -81,10 +131,9 @@ impl LinkGroup {
             let mut alive = group_links.iter().flatten().filter(|group_link| !is_down(group_link));
             alive.any(|group_link| group_link.is_from(port))
         };
-        self.unused_ports.retain(|port| !uses(port));
         // The timer for another attempt also runs where every port has a link.
-        let Some((gid, mac)) = self.unused_ports.first() else {
-            self.unused_ports.untold = false;
+        let Some((gid, mac)) = self.known_ports.next(|port| !uses(port)) else {
+            self.known_ports.untold = Untold::Nothing;
             return;
         };
         let busy = self.exchange.is_some_and(Exchange::adds);
@@ -107,7 +156,7 @@ impl LinkGroup {
             mtu: Mtu(0),
             psn: Psn(0),
         };
-        self.unused_ports.told();
+        self.known_ports.told((gid, mac));
         self.send(on, Llc::AddLink(notice));
         // RFC 7609 C.7.1 #11: client asks again by timer
         // RFC 7609 C.7.1 #36: announce unused RNIC again by timer
@@ -191,7 +240,7 @@ impl LinkGroup {
             }
             Role::Client => {
                 // If a link is being added at this moment, the server is told after it.
-                self.unused_ports.untold = true;
+                self.known_ports.untold = Untold::AnyPort;
                 self.tell_of_port(now);
             }
         }

@@ -206,6 +206,53 @@ fn a_client_tells_again_of_an_rnic_without_a_link() {
     assert!(tells(&hosts));
 }
 
+/// A link that has served fails without a word from our RNIC: the path behind it is broken. A Linux
+/// server offers another one at once, and if that fails it never tries again, so the client asks.
+// RFC 7609 C.7.1 #11: client asks again by timer
+// RFC 7609 C.7.1 #36: announce unused RNIC again by timer
+#[test]
+fn a_client_asks_again_on_a_port_whose_link_has_failed() {
+    // The second RNIC comes up later, or serves from the first contact on.
+    for is_late in [true, false] {
+        let ports: &[u8] = if is_late { &[101] } else { &[101, 102] };
+        let mut hosts = Hosts::established(&[1, 2], ports, 2);
+        if is_late {
+            hosts.client.ports.insert(102);
+            hosts.client.group.want_link(hosts.now, port(102));
+            hosts.run();
+        }
+        assert_eq!(hosts.client.group.symmetry(), Symmetry::Symmetric);
+        let second = *hosts.client.up().last().unwrap();
+        hosts.break_link(second);
+        hosts.run();
+        assert_eq!(left(&hosts), [1]);
+        hosts.server.group.retry_at = None;
+        hosts.seen.clear();
+        hosts.sleep(21);
+        let (gid, mac) = port(102);
+        let asks = hosts.seen.iter().any(|(_, _, llc)| {
+            matches!(llc, Llc::AddLink(notice) if (notice.gid, notice.mac) == (gid, mac))
+        });
+        assert!(asks, "late: {is_late}");
+        assert_eq!(left(&hosts).len(), 2);
+    }
+}
+
+/// A port that is down is not told of, though a link has used it.
+#[test]
+fn a_client_does_not_ask_on_a_port_that_is_down() {
+    let mut hosts = Hosts::established(&[1, 2], &[101, 102], 2);
+    hosts.client.ports.remove(&102);
+    hosts.client.group.forget_ports(|known| known != port(102));
+    hosts.break_link(SECOND_LINK);
+    hosts.run();
+    hosts.server.group.retry_at = None;
+    hosts.seen.clear();
+    hosts.sleep(41);
+    assert!(hosts.seen.iter().all(|(_, _, llc)| !is_add_link(llc)), "{:?}", hosts.seen);
+    assert_eq!(left(&hosts), [1]);
+}
+
 /// ADD LINK or a message after it is not answered: the link that carried it has failed, and the new
 /// link is added over another one. The side that waits notices first.
 // RFC 7609 C.7.1 #1: failed LLC send is a timeout
