@@ -20,6 +20,7 @@
 //! - `dispatch` hands each message to its handler. The handlers are `confirm`, `add` with `pairs`
 //!   and `retry`, `delete`, and `rkeys`, named after the LLC messages;
 //! - `exchange` tracks the exchange under way, `group_link` one link, `rmbs` the rkeys of all RMBs;
+//! - `openings` bounds how often the peer makes us open queue pairs;
 //! - `ports` decides which port of ours may carry a further link;
 //! - `version` encodes the same messages for SMC-Rv2;
 //! - `timers` has the deadlines, `view` has what callers may read.
@@ -44,6 +45,7 @@ mod delete;
 mod dispatch;
 mod exchange;
 mod group_link;
+mod openings;
 mod pairs;
 mod ports;
 mod retry;
@@ -57,6 +59,7 @@ pub use add::NoQueuePair;
 use exchange::Exchange;
 pub use group_link::LinkView;
 use group_link::{GroupLink, is_down, port_of};
+use openings::{Openings, Wanted};
 use retry::KnownPorts;
 use rkeys::{Announcement, Continuing};
 pub use rmbs::{Full, RmbIndex};
@@ -226,8 +229,10 @@ pub struct LinkGroup {
     max_links: u8,
     /// The number that was given last.
     last_number: u8,
-    /// Server: a further link is to be offered.
-    wanted: bool,
+    wanted: Wanted,
+    openings: Openings,
+    /// Server: when the link can be offered for which there was no token.
+    open_at: Option<Instant>,
     known_ports: KnownPorts,
     /// When a further link is tried again.
     retry_at: Option<Instant>,
@@ -302,7 +307,9 @@ impl LinkGroup {
             client_goes_on: None,
             max_links: setup.max_links.clamp(setup.version.links_min(), LINKS_PER_GROUP_MAX),
             last_number: number.0,
-            wanted: false,
+            wanted: Wanted::No,
+            openings: Openings::new(),
+            open_at: None,
             known_ports,
             retry_at: None,
             short_lived: 0,
@@ -449,7 +456,7 @@ impl LinkGroup {
         {
             self.establish(now);
         }
-        if self.wanted && may_begin && self.exchange.is_none() {
+        if self.wanted != Wanted::No && may_begin && self.exchange.is_none() {
             self.begin_add(now);
         }
         if self.known_ports.is_untold() && self.phase == Phase::Established {

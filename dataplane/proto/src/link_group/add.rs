@@ -18,6 +18,7 @@ use crate::wire::llc::{AddLink, DeleteReason, Llc};
 
 use super::delete::Order;
 use super::exchange::{Exchange, Pairs};
+use super::openings::Wanted;
 use super::rmbs::RmbIndex;
 
 use core::time::Duration;
@@ -34,7 +35,7 @@ pub enum NoQueuePair {
 impl LinkGroup {
     /// Server: asks the caller for a queue pair to offer.
     pub(super) fn begin_add(&mut self, now: Instant) {
-        self.wanted = false;
+        let wanted = core::mem::replace(&mut self.wanted, Wanted::No);
         // RFC 7609 2.2.2 #10: server adds no link beyond limit
         // RFC 7609 3.3 #7: answer ADD LINK over another link
         // RFC 7609 3.5.5.1.1 #4: offer no link beyond limit
@@ -42,8 +43,11 @@ impl LinkGroup {
             self.advance(now);
             return;
         };
+        if !self.takes_opening(now, wanted) {
+            return;
+        }
         let number = self.new_number();
-        self.exchange = Some(Exchange::Opening { number, on, theirs: None });
+        self.exchange = Some(Exchange::Opening { number, on, theirs: None, at: None });
         self.actions.push(Action::OpenLink { number, peer: None });
     }
 
@@ -72,14 +76,10 @@ impl LinkGroup {
         user_id: LinkUserId,
         keys: &[(RmbIndex, Rkey, u64)],
     ) {
-        let Some(Exchange::Opening { number: expected, on, theirs }) = self.exchange else {
+        let Some((on, theirs)) = self.asked_to_open(number) else {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
             return;
         };
-        if number != expected {
-            self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
-            return;
-        }
         let theirs_known = theirs.unwrap_or_default();
         // RFC 7609 2.2.1 #2: no parallel links between same RNICs
         // RFC 7609 2.2.2 #11: at most one asymmetric link
@@ -91,12 +91,12 @@ impl LinkGroup {
         });
         if bad {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
-            self.link_refused(now, number, NoQueuePair::NoAlternatePath);
+            self.refuse(now, (number, on), theirs, NoQueuePair::NoAlternatePath);
             return;
         }
         let Some(slot) = self.take_place() else {
             self.actions.push(Action::LinkFailed(number, Cause::DeletedByUs));
-            self.link_refused(now, number, NoQueuePair::Exhausted);
+            self.refuse(now, (number, on), theirs, NoQueuePair::Exhausted);
             return;
         };
         let asymmetric =
@@ -155,12 +155,21 @@ impl LinkGroup {
     /// that does not exist, which every client rejects at once. The message names our port, because
     /// Linux misreads one that names none.
     pub fn link_refused(&mut self, now: Instant, number: LinkNumber, refusal: NoQueuePair) {
-        let Some(Exchange::Opening { number: expected, on, theirs }) = self.exchange else {
-            return;
-        };
-        if number != expected {
-            return;
+        let Some((on, theirs)) = self.asked_to_open(number) else { return };
+        if refusal == NoQueuePair::NoAlternatePath {
+            self.openings.give_back();
         }
+        self.refuse(now, (number, on), theirs, refusal);
+    }
+
+    /// There will be no such link, whether or not the caller has opened a queue pair for it.
+    fn refuse(
+        &mut self,
+        now: Instant,
+        (number, on): (LinkNumber, LinkNumber),
+        theirs: Option<QpAddress>,
+        refusal: NoQueuePair,
+    ) {
         if let Some(theirs) = theirs {
             self.unreserve();
             // RFC 7609 3.5.1.6.1 #2: reject ADD LINK for parallel link
@@ -320,12 +329,13 @@ impl LinkGroup {
             self.advance(now);
             return Ok(());
         }
+        // An earlier offer may have come with rkeys, and ended before there was a token for it.
+        self.unreserve();
         // If a CONFIRM RKEY of ours crosses this, the server refuses it, and we send it again.
         // RFC 7609 3.5.1.6.1 #1: compare GID and MAC of ADD LINK
         // RFC 7609 3.5.5.3.1 #3: take crossing ADD LINK as answer
         // RFC 7609 3.5.5.3.3 #3: server's ADD LINK interrupts CONFIRM RKEY
-        self.exchange = Some(Exchange::Opening { number, on, theirs: Some(theirs) });
-        self.actions.push(Action::OpenLink { number, peer: Some((gid, mac)) });
+        self.open_offered(now, number, on, theirs);
         Ok(())
     }
 

@@ -7,8 +7,9 @@ use crate::vocabulary::{LinkNumber, QpAddress};
 /// The exchange about links that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
-    /// The caller is creating a queue pair. `theirs` is the server's offer; a server has none.
-    Opening { number: LinkNumber, on: LinkNumber, theirs: Option<QpAddress> },
+    /// The caller is creating a queue pair, or will be asked to at the time `at`. `theirs` is the
+    /// server's offer; a server has none.
+    Opening { number: LinkNumber, on: LinkNumber, theirs: Option<QpAddress>, at: Option<Instant> },
     /// Server: ADD LINK is out.
     Offered { number: LinkNumber, on: LinkNumber, deadline: Instant },
     /// The caller connects the queue pair.

@@ -2,6 +2,7 @@
 
 use super::exchange::Exchange;
 use super::group_link::is_down;
+use super::openings::Wanted;
 use super::{LinkGroup, Phase, Role};
 use crate::limits::LINKS_PER_GROUP_MAX;
 use crate::time::Instant;
@@ -103,7 +104,7 @@ impl LinkGroup {
         match (self.role, self.phase) {
             (Role::Server, Phase::Founding { .. } | Phase::Established) => {
                 // RFC 7609 C.8 #4: retry when server RNIC appears
-                self.wanted = true;
+                self.want(Wanted::ByUs);
                 self.advance(now);
             }
             (Role::Client, Phase::Established) => {
@@ -191,7 +192,7 @@ impl LinkGroup {
         // RFC 7609 3.5.5.3.3 #2: client's ADD LINK waits for CONFIRM RKEY
         // RFC 7609 A.3.2 #11: client's ADD LINK is a request
         // RFC 7609 C.8 #5: retry when client announces RNIC
-        self.wanted = true;
+        self.want(Wanted::ByPeer);
         self.advance(now);
     }
 
@@ -223,8 +224,9 @@ impl LinkGroup {
         };
         let lasting = confirmed_at.is_some() && self.short_lived <= SHORT_LIVED_MAX;
         if lasting && self.lacks_redundancy() {
+            // A client can make links fail whenever it likes.
             // RFC 7609 C.7.1 #8: try ADD LINK over another link
-            self.wanted = true;
+            self.want(Wanted::ByPeer);
         } else {
             self.retry_later(now);
         }
@@ -235,7 +237,7 @@ impl LinkGroup {
         match self.role {
             // RFC 7609 C.8 #3: retry second link by timer
             Role::Server => {
-                self.wanted = true;
+                self.want(Wanted::ByUs);
                 self.advance(now);
             }
             Role::Client => {

@@ -22,6 +22,7 @@ mod hostile;
 mod hosts;
 mod links;
 mod linux;
+mod openings;
 mod owner;
 mod recovery;
 mod rkeys;

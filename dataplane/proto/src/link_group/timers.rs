@@ -30,6 +30,7 @@ impl LinkGroup {
             .chain(phase)
             .chain(self.exchange.and_then(Exchange::deadline))
             .chain(self.rkeys_deadline())
+            .chain(self.opening_due_at())
             .chain(self.retry_at)
             .chain(self.again_at)
             .chain(self.idle_deadline)
@@ -68,6 +69,7 @@ impl LinkGroup {
             self.again_at = None;
             self.advance(now);
         }
+        self.open_in_time(now);
         if due(self.retry_at) {
             self.retry_at = None;
             self.retry_link(now);
