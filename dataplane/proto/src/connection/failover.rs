@@ -341,8 +341,8 @@ impl<R> Connection<R> {
 
     /// Whether no message is missing between those that were taken in and the one with this number.
     pub fn follows(&self, sequence: u16) -> bool {
-        let heard = self.incoming.received;
-        heard == 0 || !is_before(heard.wrapping_add(1), sequence)
+        // Before the first message, 0 was received: the first number is 1.
+        !is_before(self.incoming.received.wrapping_add(1), sequence)
     }
 
     /// RFC 4.6.1: what the peer's NIC saw delivered must have arrived here.

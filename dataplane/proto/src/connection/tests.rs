@@ -260,6 +260,21 @@ fn bytes_behind_a_missing_message_are_not_believed() {
     assert_eq!(us.handle_cdc(T0, &more(11, 500)), missing, "once");
 }
 
+/// A program asks, says its end and waits for the answer, and the first words of it are lost with
+/// the link: the peer has said nothing before the gap, and what it says behind it is worth no more.
+#[test]
+fn the_first_messages_may_be_missing_too() {
+    let mut us = bytes(65_536);
+    us.shutdown_write();
+    let more = |sequence, count| Cdc { sequence, producer: cursor(0, count), ..Cdc::default() };
+    assert_eq!(us.arrival(&more(2, 200), None), Arrival::Waits);
+    assert_eq!(us.handle_cdc(T0, &more(2, 200)), Err(PeerMisbehaved::MessagesMissing));
+    assert_eq!(us.readable().len(), 0);
+    assert_eq!(us.arrival(&more(1, 100), None), Arrival::InOrder);
+    assert_eq!(us.handle_cdc(T0, &more(1, 100)).unwrap().readable_bytes, 100);
+    assert_eq!(us.handle_cdc(T0, &more(2, 200)).unwrap().readable_bytes, 100);
+}
+
 /// While both programs write, every peer that changes the link says so, and a gap is of our own
 /// making: a poller that has just taken a connection over hears its link before what the last owner
 /// passes on. Users would see healthy connections reset by a failover. Once the peer has said its
