@@ -132,6 +132,8 @@ struct Incoming {
     received: u16,
     /// Messages may be missing once, and nothing is lost by it.
     gap_expected: bool,
+    /// None behind this one was under way when the peer changed the link.
+    last_excused: u16,
     /// The peer has changed the link.
     moved: bool,
 }
@@ -323,7 +325,7 @@ impl<R> Connection<R> {
         if !begun && self.is_behind_gap(message) {
             return Err(PeerMisbehaved::MessagesMissing);
         }
-        self.incoming.gap_expected &= !self.leaves_gap(message);
+        self.incoming.gap_expected &= !self.ends_excuse(message);
         if begun {
             self.next_stream();
         }

@@ -17,6 +17,7 @@
 //! some messages wait for others. [`Connection::arrival`] says which.
 
 use super::{Connection, Event as Closing, Progress, is_before};
+use crate::limits::CDC_UNDER_WAY_MAX;
 use crate::ring::{Position, Span};
 use crate::time::Instant;
 use crate::wire::cdc::Cdc;
@@ -335,8 +336,14 @@ impl<R> Connection<R> {
         ending && brings_news && !excused && self.leaves_gap(message)
     }
 
-    pub(super) fn leaves_gap(&self, message: &Cdc) -> bool {
+    fn leaves_gap(&self, message: &Cdc) -> bool {
         !self.follows(message.sequence)
+    }
+
+    /// Whether messages that are missing from now on are no longer those that F was about, or that
+    /// we have dropped. What comes late on the old link leaves no gap, and ends nothing.
+    pub(super) fn ends_excuse(&self, message: &Cdc) -> bool {
+        self.leaves_gap(message) || is_before(self.incoming.last_excused, message.sequence)
     }
 
     /// Whether no message is missing between those that were taken in and the one with this number.
@@ -356,6 +363,7 @@ impl<R> Connection<R> {
         }
         // What was lost on the old link is written again.
         self.incoming.gap_expected = true;
+        self.incoming.last_excused = delivered.wrapping_add(CDC_UNDER_WAY_MAX);
         self.incoming.moved = true;
         Progress { reset, ..Progress::default() }
     }

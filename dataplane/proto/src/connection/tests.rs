@@ -4,6 +4,7 @@
 //! `streams` has what is ours.
 
 use super::*;
+use crate::limits::CDC_UNDER_WAY_MAX;
 use crate::ring::Position;
 use crate::vocabulary::RmbeSize;
 use crate::wire::cdc::Cursor;
@@ -258,6 +259,32 @@ fn bytes_behind_a_missing_message_are_not_believed() {
     assert_eq!(us.handle_cdc(T0, &more(6, 350)).unwrap().readable_bytes, 50);
     assert_eq!(us.handle_cdc(T0, &more(9, 400)).unwrap().readable_bytes, 50);
     assert_eq!(us.handle_cdc(T0, &more(11, 500)), missing, "once");
+}
+
+/// What F excuses are messages of the link that failed, and there are no more of those than a send
+/// queue holds. A link that fails long after that, and without a word, is not excused by it.
+#[test]
+fn a_failover_that_is_long_past_excuses_nothing() {
+    for late in [CDC_UNDER_WAY_MAX, CDC_UNDER_WAY_MAX + 1] {
+        let mut us = bytes(65_536);
+        let more = |sequence: u16| {
+            let producer = cursor(0, sequence.into());
+            Cdc { sequence, producer, ..Cdc::default() }
+        };
+        us.handle_cdc(T0, &more(1)).unwrap();
+        us.handle_cdc(T0, &more(2)).unwrap();
+        us.handle_cdc(T0, &Cdc { failover_validation: true, ..more(2) }).unwrap();
+        for sequence in 3..=2 + late {
+            assert_eq!(us.handle_cdc(T0, &more(sequence)).unwrap().readable_bytes, 1);
+        }
+        us.shutdown_write();
+        let behind = us.handle_cdc(T0, &more(2 + late + 3));
+        if late == CDC_UNDER_WAY_MAX {
+            assert_eq!(behind.unwrap().readable_bytes, 3, "the last of them may be the lost ones");
+        } else {
+            assert_eq!(behind, Err(PeerMisbehaved::MessagesMissing));
+        }
+    }
 }
 
 /// A program asks, says its end and waits for the answer, and the first words of it are lost with
