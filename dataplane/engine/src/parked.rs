@@ -32,7 +32,14 @@ pub struct Waiting {
 impl Waiting {
     /// This message, in the place of `before`, too. Where others are missing in between, or came
     /// another way, it does not speak for those before them: they may be lost.
-    pub(crate) fn in_place_of(self, before: Self) -> Self {
+    ///
+    /// P and U are about the bytes that `before` brought. Unless others follow them, this one says
+    /// it in its place: Linux says it once.
+    pub(crate) fn in_place_of(mut self, before: Self) -> Self {
+        if self.message.producer == before.message.producer {
+            self.message.urgent_pending |= before.message.urgent_pending;
+            self.message.urgent_present |= before.message.urgent_present;
+        }
         let is_next = before.message.sequence.wrapping_add(1) == self.first();
         Self { replaces: is_next.then(|| before.first()).or(self.replaces), ..self }
     }
@@ -109,6 +116,8 @@ impl Parked {
 
 #[cfg(test)]
 mod tests {
+    use smcr_proto::wire::cdc::Cursor;
+
     use super::*;
 
     fn message(sequence: u16, failover_validation: bool) -> Waiting {
@@ -135,6 +144,23 @@ mod tests {
         let mut expected: Vec<_> = (0..most - 1).map(|sequence| (sequence, None)).collect();
         expected.push((most + 1, Some(most - 1)));
         assert_eq!(numbers(parked), expected);
+    }
+
+    /// Linux says P and U once, with the urgent byte: a message that takes the place of that one and
+    /// brings nothing else must say it, or an interrupt would be a byte among others.
+    // RFC 7609 4.7.5 #3: U locates the urgent byte
+    #[test]
+    fn an_urgent_byte_is_not_forgotten_with_its_message() {
+        let said = |sequence, count, urgent| -> Waiting {
+            let producer = Cursor { wrap: 0, count };
+            let (urgent_pending, urgent_present) = (urgent, urgent);
+            Cdc { sequence, producer, urgent_pending, urgent_present, ..Cdc::default() }.into()
+        };
+        let both = said(3, 10, false).in_place_of(said(2, 10, true));
+        assert_eq!(both, Waiting { replaces: Some(2), ..said(3, 10, true) });
+        // Bytes that follow take the mark away.
+        let both = said(3, 11, false).in_place_of(said(2, 10, true));
+        assert_eq!(both, Waiting { replaces: Some(2), ..said(3, 11, false) });
     }
 
     /// What a validation asks is asked by no other message: bytes that are lost would be taken for

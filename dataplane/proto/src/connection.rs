@@ -123,6 +123,8 @@ struct Outgoing {
     next: u16,
     /// SS: the last one that the NIC reported as delivered.
     acknowledged: u16,
+    /// The one that brought an urgent byte, until it or a later one is reported as delivered.
+    urgent: Option<u16>,
 }
 
 /// The numbers of the peer's messages.
@@ -159,7 +161,7 @@ impl<R> Connection<R> {
             failover: Failover::Flowing,
             // RFC 7609 A.4 #3: sequence number at byte 2, from 1
             // RFC 7609 4.3 #2: begin numbering messages at 1
-            outgoing: Outgoing { next: CDC_SEQUENCE_FIRST, acknowledged: 0 },
+            outgoing: Outgoing { next: CDC_SEQUENCE_FIRST, acknowledged: 0, urgent: None },
             incoming: Incoming::default(),
             deadline: None,
             given_up: false,
@@ -374,6 +376,7 @@ impl<R> Connection<R> {
         // RFC 7609 4.6.1 #2: keep SS of delivered writes
         if !is_before(sequence, self.outgoing.acknowledged) {
             self.outgoing.acknowledged = sequence;
+            self.outgoing.urgent = self.outgoing.urgent.filter(|said| is_before(sequence, *said));
         }
     }
 

@@ -31,8 +31,8 @@ enum Urgent {
     None,
     /// It waits for window: P.
     Pending,
-    /// It is the last byte produced, before this position: P and U. Nothing may follow before the
-    /// peer has consumed it.
+    /// It is the last byte produced, before this position: U, and P in the message that brings it.
+    /// Nothing may follow before the peer has consumed it.
     Present(Position),
 }
 
@@ -147,8 +147,14 @@ impl Sender {
         }
     }
 
+    /// Whether an urgent byte waits for window.
     pub(super) fn is_urgent_pending(&self) -> bool {
-        self.urgent != Urgent::None
+        self.urgent == Urgent::Pending
+    }
+
+    /// Whether the next message is the first to bring an urgent byte.
+    pub(super) fn is_urgent_news(&self) -> bool {
+        self.is_urgent_present() && self.is_due()
     }
 
     pub(super) fn is_urgent_present(&self) -> bool {

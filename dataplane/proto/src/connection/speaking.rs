@@ -13,6 +13,7 @@ impl<R> Connection<R> {
         if !self.owes() {
             return None;
         }
+        let repeats = matches!(self.failover, Failover::Repeating);
         match self.failover {
             Failover::Flowing => {}
             // RFC 7609 4.6.1 #4: F message first on new link
@@ -44,6 +45,7 @@ impl<R> Connection<R> {
         // RFC 7609 4.6.2 #4: higher number for combined writes
         // RFC 7609 4.3 #3: number messages, not bytes
         self.outgoing.next = sequence.wrapping_add(1);
+        let urgent_pending = self.say_urgent(sequence, repeats);
         let message = Cdc {
             sequence,
             token: self.peer_token,
@@ -55,7 +57,7 @@ impl<R> Connection<R> {
             // RFC 7609 4.7.4 #9: set B when element is full
             writer_blocked: self.state.may_write()
                 && (self.sender.has_waiting() || self.sender.is_full()),
-            urgent_pending: self.sender.is_urgent_pending(),
+            urgent_pending,
             urgent_present: self.sender.is_urgent_present(),
             // We diagnose nothing by it, as no deployed peer does: Linux answers with its next
             // read, which tells no more than its silence.
@@ -73,6 +75,22 @@ impl<R> Connection<R> {
         }
         assert!(!self.owes(), "one message says everything");
         Some(message)
+    }
+
+    /// P of the message with this number, which may be one that repeats all that was said.
+    ///
+    /// Linux takes P without new bytes for the promise of an urgent byte, and forgets the one that
+    /// it has. So of an urgent byte that was written, only the message that brings it says P, or
+    /// the one that repeats it because that one may be lost. U is in all of them: Linux looks at it
+    /// where bytes are new, and messages may overtake the one that brought the byte.
+    fn say_urgent(&mut self, sequence: u16, repeats: bool) -> bool {
+        let may_be_lost = repeats && self.outgoing.urgent.is_some();
+        let brings = self.sender.is_urgent_news() || may_be_lost && self.sender.is_urgent_present();
+        if brings {
+            self.outgoing.urgent = Some(sequence);
+        }
+        // RFC 7609 4.7.6 #1: P alone while window is closed
+        brings || self.sender.is_urgent_pending()
     }
 
     /// Whether there is something to say, now or as soon as the link allows it.

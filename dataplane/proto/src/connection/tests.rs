@@ -404,6 +404,32 @@ fn a_failover_keeps_the_urgent_byte() {
     assert_eq!(a.window(), 65_536);
 }
 
+/// Linux takes P without new bytes for a promise, and forgets the urgent byte that it has: its
+/// program gets none, its cursor stays before it for ever, and so does our window. U changes nothing
+/// there, and is for those who have missed the message that brought the byte.
+// RFC 7609 4.7.5 #1: P and U announce urgent data
+#[test]
+fn nothing_but_the_urgent_byte_announces_it() {
+    let (mut a, mut b) = (bytes(65_536), bytes(65_536));
+    a.produce_urgent(1);
+    let (first, _) = carry(&mut a, &mut b);
+    assert!(first.urgent_pending && first.urgent_present);
+    b.produce(40_000);
+    carry(&mut b, &mut a);
+    consume_all(&mut a);
+    let (update, _) = carry(&mut a, &mut b);
+    a.shutdown_write();
+    let (end, _) = carry(&mut a, &mut b);
+    a.cdc_acknowledged(end.sequence);
+    change_link(&mut a, 0);
+    assert!(a.poll_cdc().unwrap().failover_validation);
+    let (repeated, _) = carry(&mut a, &mut b);
+    for message in [update, end, repeated] {
+        assert!(!message.urgent_pending && message.urgent_present, "{message:?}");
+    }
+    assert_eq!(b.urgent_position(), Some(0));
+}
+
 /// RFC 4.6.1: bytes that the old NIC acknowledged and then lost cannot be had again. The stream
 /// has a hole, and only a reset tells the application.
 // RFC 7609 2.3 #8: reset when failover validation fails
