@@ -28,12 +28,14 @@
 //! - `rnic`: the control thread's half. `fabric`: the poller's half; `pairs`: the queue pairs
 //!   there; `pair`: one of them.
 //! - `worker`: a thread that does whatever may take long: it connects sockets and maps memory.
-//!   `line`: one connection there; `callers`: those that are of no queue pair yet.
+//!   `end`: what it knows of a queue pair; `line`: one connection there; `callers`: those that are
+//!   of no queue pair yet.
 
 mod bell;
 mod callers;
 mod directory;
 mod doubtful;
+mod end;
 mod fabric;
 mod line;
 mod nap;

@@ -28,10 +28,11 @@ use super::bell::Bell;
 use super::callers::{Caller, Callers};
 use super::directory::name_of;
 use super::doubtful::{self, Doubtful};
+use super::end::{End, Stage};
 use super::line::{Line, Packet};
 use super::ring::Ring;
-use super::shared::{Inbox, Job, News, Shared};
-use super::wire::{Message, Name};
+use super::shared::{Job, News, Shared};
+use super::wire::Message;
 use crate::Domain;
 
 /// The worker of one NIC.
@@ -57,33 +58,6 @@ struct Key {
     domain: Domain,
     region: Region,
     address: u64,
-}
-
-/// One end of a queue pair, which is ours.
-struct End {
-    own: Name,
-    domain: Domain,
-    peer: Name,
-    part: usize,
-    inbox: Arc<Inbox>,
-    stage: Stage,
-    /// The key for which we have asked the peer.
-    asked: Option<Rkey>,
-    /// The keys of which the peer has the region.
-    granted: Vec<Rkey>,
-}
-
-/// How far its connection is.
-enum Stage {
-    /// There is none.
-    Apart,
-    /// We have said hello, with this memory and the other ends of this bell.
-    Calling { line: Line, memory: Region, bell: Bell },
-    /// The two workers talk.
-    Talking(Line),
-    /// The peer has broken the rules, and we do not listen to it any more. It hears so from our
-    /// fabric; if the connection ended before, it would take us for dead.
-    Deaf { _kept: Line },
 }
 
 impl Worker {
