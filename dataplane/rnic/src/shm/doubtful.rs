@@ -92,35 +92,14 @@ const WAITING_MAX: usize = 4_096;
 
 #[cfg(test)]
 mod tests {
-    use std::io::IoSlice;
-    use std::mem::MaybeUninit;
-    use std::net::{TcpListener, TcpStream};
-    use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    use rustix::io::Errno;
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-
-    use super::super::tests::now;
+    use super::super::tests::{now, slow_to_close};
     use super::*;
 
-    /// Whoever closes this waits for ten seconds for a peer that does not read: it is the socket in
-    /// which nobody has read that another one came, which lingers.
     #[test]
     fn nobody_waits_for_a_connection_that_lingers() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        lingering.set_nonblocking(true).unwrap();
-        while rustix::io::write(&lingering, &[0; 65_536]) != Err(Errno::AGAIN) {}
-        set_socket_linger(&lingering, Some(Duration::from_secs(10))).unwrap();
-        lingering.set_nonblocking(false).unwrap();
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let given = [lingering.as_fd()];
-        assert!(control.push(SendAncillaryMessage::ScmRights(&given)));
-        sendmsg(&theirs, &[IoSlice::new(&[1])], &mut control, SendFlags::empty()).unwrap();
-        drop(lingering);
+        let ([ours, theirs], _listener) = slow_to_close(10);
         let start = now();
         let closer = Closer::start();
         closer.close(OwnedFd::from(ours));

@@ -1,11 +1,18 @@
 //! What the conformance suite cannot ask: sleep, hostile peers, and processes that end.
 
 use std::convert::Infallible;
-use std::os::fd::BorrowedFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::time::{ClockId, clock_gettime};
 use smcr_memory::{Lease, Region, SendPool};
 use smcr_proto::{Instant, Rkey};
@@ -34,7 +41,11 @@ struct Nic {
 impl Nic {
     fn new(directory: &TempDir) -> Self {
         let path = directory.path().to_str().unwrap();
-        let (mut rnic, fabric) = open(path, 1).unwrap().remove(0);
+        let (rnic, fabric) = open(path, 1).unwrap().remove(0);
+        Self::of(rnic, fabric)
+    }
+
+    fn of(mut rnic: Rnic, fabric: Fabric) -> Self {
         let pool = SendPool::new(Region::new(1 << 20).unwrap(), 1 << 16);
         let domain = rnic.open_domain().unwrap();
         Self { rnic, fabric, pool, domain, seen: Vec::new() }
@@ -315,6 +326,24 @@ fn a_nic_whose_directory_goes_is_gone() {
 pub(super) fn readable(descriptor: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&at_once)).unwrap() == 1
+}
+
+/// Whoever closes the first one waits so long for a peer that does not read: it is a socket in
+/// which nobody has read that another one came, which lingers.
+pub(super) fn slow_to_close(seconds: u64) -> ([UnixStream; 2], TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    lingering.set_nonblocking(true).unwrap();
+    while rustix::io::write(&lingering, &[0; 65_536]) != Err(Errno::AGAIN) {}
+    set_socket_linger(&lingering, Some(Duration::from_secs(seconds))).unwrap();
+    lingering.set_nonblocking(false).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let given = [lingering.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&given)));
+    sendmsg(&theirs, &[IoSlice::new(&[1])], &mut control, SendFlags::empty()).unwrap();
+    ([ours, theirs], listener)
 }
 
 /// The operator must see which directory, and why.

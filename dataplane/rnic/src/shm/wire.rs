@@ -18,9 +18,9 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// Of the two ends of a queue pair, the one with the smaller key calls the other.
-    pub(super) fn key(&self) -> ([u8; 16], u32) {
-        (self.gid.0, self.qpn.0)
+    /// Whether this end of a queue pair calls the other one, and not the other way round.
+    pub(super) fn calls(&self, other: &Self) -> bool {
+        (self.gid.0, self.qpn.0) < (other.gid.0, other.qpn.0)
     }
 }
 

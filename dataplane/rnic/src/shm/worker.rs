@@ -128,7 +128,7 @@ impl Worker {
                     let (stage, asked, granted) = (Stage::Apart, None, Vec::new());
                     let end = End { own, domain, peer, part, inbox, stage, asked, granted };
                     self.ends.insert(own.qpn, end);
-                    if own.key() < peer.key() {
+                    if own.calls(&peer) {
                         self.call(own.qpn);
                     } else {
                         self.answer_whoever_waits(own.qpn);
@@ -189,6 +189,9 @@ impl Worker {
     /// Connects to the peer of a queue pair, and says hello.
     fn call(&mut self, qpn: Qpn) {
         let Some(end) = self.ends.get(&qpn) else { return };
+        if !matches!(end.stage, Stage::Apart) {
+            return;
+        }
         let (own, peer) = (end.own, end.peer);
         let socket = match self.shared.directory.call(peer.gid) {
             Ok(socket) => socket,
@@ -240,7 +243,7 @@ impl Worker {
         self.tick();
     }
 
-    /// Answers the caller that has asked for this queue pair, if there is one.
+    /// Answers the caller that has asked for this queue pair, if there is one. We do not call.
     fn answer_whoever_waits(&mut self, qpn: Qpn) {
         let end = &self.ends[&qpn];
         let wanted = Message::Hello { caller: end.peer, qpn, psn: end.own.psn };
@@ -359,6 +362,8 @@ impl Worker {
         if let Message::Hello { caller, qpn, psn } = message
             && let Some(end) = self.ends.get(&qpn)
             && matches!(end.stage, Stage::Apart)
+            // Else we call it, at any moment, and there would be two connections.
+            && !end.own.calls(&end.peer)
             && (end.peer, end.own.psn) == (caller, psn)
             // That job may have been the one to answer, in vain.
             && self.callers.find(token).is_some()
@@ -370,7 +375,8 @@ impl Worker {
 
     /// Takes in what the peer of a queue pair says. Returns whether it may have said more.
     fn listen_to_peer(&mut self, qpn: Qpn) -> bool {
-        let end = self.ends.get_mut(&qpn).expect("the owner of a connection");
+        // Whatever a peer has brought about, it must not end the process.
+        let Some(end) = self.ends.get_mut(&qpn) else { return false };
         let packet = match &end.stage {
             Stage::Apart | Stage::Deaf { .. } => return false,
             Stage::Calling { line, .. } | Stage::Talking(line) => line.receive(),

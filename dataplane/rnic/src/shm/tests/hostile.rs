@@ -1,10 +1,13 @@
 //! A peer that has the socket of a NIC, but not its manners.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, accept, send, socketpair};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketFlags, SocketType, accept, listen, send, socketpair,
+};
 use smcr_memory::Region;
 use smcr_proto::{Gid, Mtu, Psn, Qpn};
 
@@ -17,23 +20,23 @@ use super::*;
 use crate::{Messages, QpAddress};
 
 /// Somebody with an address in the directory.
-struct Hostile {
-    directory: Directory,
-    listener: OwnedFd,
-    own: Name,
+pub(super) struct Hostile {
+    pub(super) directory: Directory,
+    pub(super) listener: OwnedFd,
+    pub(super) own: Name,
 }
 
 /// A queue pair whose other end is in hostile hands.
-struct Captured {
-    line: Line,
-    memory: Region,
-    bell: Bell,
-    qp: QpId,
+pub(super) struct Captured {
+    pub(super) line: Line,
+    pub(super) memory: Region,
+    pub(super) bell: Bell,
+    pub(super) qp: QpId,
 }
 
 impl Hostile {
     /// It is the end that calls, or the end that is called.
-    fn new(place: &TempDir, calls: bool) -> Self {
+    pub(super) fn new(place: &TempDir, calls: bool) -> Self {
         let directory = Directory::open(place.path().to_str().unwrap()).unwrap();
         let mut gid = directory.new_gid().unwrap();
         // Of the addresses of others, chosen by chance, one in so many begins with these.
@@ -49,23 +52,34 @@ impl Hostile {
     }
 
     /// Opens a queue pair at the victim. Returns its address.
-    fn open_at(&self, victim: &mut Nic) -> (QpAddress, QpId) {
+    pub(super) fn open_at(&self, victim: &mut Nic) -> (QpAddress, QpId) {
         let opening = victim.rnic.open_for(victim.domain, Messages::Long).unwrap();
         let address = opening.address();
         let qp = opening.connect(self.address()).unwrap();
         (address, victim.fabric.adopt(now(), qp))
     }
 
-    fn hello_to(&self, victim: QpAddress) -> Message {
+    pub(super) fn hello_to(&self, victim: QpAddress) -> Message {
         Message::Hello { caller: self.own, qpn: victim.qpn, psn: victim.psn }
     }
 
-    fn call(&self, gid: Gid) -> Line {
+    pub(super) fn call(&self, gid: Gid) -> Line {
         Line { socket: self.directory.call(gid).unwrap().into(), token: 0 }
     }
 
+    /// Has the victim close something that nobody else has.
+    pub(super) fn leave_behind(&self, what: UnixStream, victim: Gid) {
+        let line = self.call(victim);
+        let stranger = Message::Hello { caller: self.own, qpn: Qpn(0), psn: Psn(0) };
+        line.send(&stranger, &[what.as_fd()]).unwrap();
+        drop(what);
+        // Who says hello twice must go.
+        line.send(&stranger, &[]).unwrap();
+        assert!(matches!(next(&line), Packet::End));
+    }
+
     /// Calls the victim as an honest peer would.
-    fn capture(&self, victim: &mut Nic) -> Captured {
+    pub(super) fn capture(&self, victim: &mut Nic) -> Captured {
         let (address, qp) = self.open_at(victim);
         self.capture_at(address, qp)
     }
@@ -81,9 +95,8 @@ impl Hostile {
         Captured { line, memory, bell, qp }
     }
 
-    /// Is called by the victim, and answers as an honest peer would.
-    fn be_called(&self, victim: &mut Nic) -> Captured {
-        let (address, qp) = self.open_at(victim);
+    /// The next one who calls.
+    pub(super) fn accept(&self) -> Line {
         let socket = accept(&self.listener);
         let socket = (0..1_000).fold(socket, |socket, _| {
             socket.or_else(|_| {
@@ -91,7 +104,13 @@ impl Hostile {
                 accept(&self.listener)
             })
         });
-        let line = Line { socket: socket.unwrap().into(), token: 0 };
+        Line { socket: socket.unwrap().into(), token: 0 }
+    }
+
+    /// Is called by the victim, and answers as an honest peer would.
+    fn be_called(&self, victim: &mut Nic) -> Captured {
+        let (address, qp) = self.open_at(victim);
+        let line = self.accept();
         let Packet::Message(Message::Hello { caller, qpn, psn }, given) = next(&line) else {
             panic!("no hello");
         };
@@ -104,7 +123,7 @@ impl Hostile {
 }
 
 /// The next packet, as soon as it comes.
-fn next(line: &Line) -> Packet {
+pub(super) fn next(line: &Line) -> Packet {
     for _ in 0..5_000 {
         match line.receive() {
             Packet::None => thread::sleep(Duration::from_millis(1)),
@@ -119,7 +138,7 @@ fn pair_of(kind: SocketType) -> (OwnedFd, OwnedFd) {
 }
 
 /// Two honest NICs with a queue pair, the second of which is the victim.
-fn honest(place: &TempDir) -> ([Nic; 2], [QpId; 2]) {
+pub(super) fn honest(place: &TempDir) -> ([Nic; 2], [QpId; 2]) {
     let mut nics = [Nic::new(place), Nic::new(place)];
     let [a, b] = &mut nics;
     let qps = connect(a, b);
@@ -247,6 +266,41 @@ fn a_useless_hello_that_comes_too_early_breaks_its_queue_pair_only() {
         victim.send(qp, HELLO);
         breaks(&mut nics, qps, qp, QpError::RetriesExceeded);
     }
+}
+
+/// Who is to be called lets nobody in, so that the victim has to try again, and meanwhile calls the
+/// victim. It got two connections for one queue pair: the first one outlived the queue pair, and
+/// what came by it ended the process.
+#[test]
+fn who_is_to_be_called_cannot_call() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let [caller, hostile] = [true, false].map(|calls| Hostile::new(&place, calls));
+    listen(&hostile.listener, 0).unwrap();
+    let _in_the_way = hostile.call(hostile.own.gid);
+    let (address, qp) = hostile.open_at(&mut nics[1]);
+    let first = hostile.call(address.gid);
+    let memory = Ring::memory().unwrap();
+    let (_bell, [hear, ring]) = Bell::pair().unwrap();
+    let given = [memory.descriptor().unwrap(), hear.as_fd(), ring.as_fd()];
+    first.send(&hostile.hello_to(address), &given).unwrap();
+    thread::sleep(Duration::from_millis(30));
+    // What is closed from now on waits for this.
+    let ([slow, _kept], _listener) = slow_to_close(2);
+    caller.leave_behind(slow, address.gid);
+    drop(hostile.accept());
+    let second = hostile.accept();
+    assert!(matches!(next(&second), Packet::Message(Message::Hello { .. }, _)));
+    let was_let_in = !matches!(first.receive(), Packet::None);
+    nics[1].fabric.release(now(), qp);
+    thread::sleep(Duration::from_millis(30));
+    let _ = first.send(&Message::Revoke(Rkey(1)), &[]);
+    thread::sleep(Duration::from_millis(30));
+    let [a, b] = &mut nics;
+    works([&mut *a, &mut *b], qps);
+    let next = connect(a, b);
+    works([a, b], next);
+    assert!(!was_let_in);
 }
 
 /// Whoever brings descriptors that nobody has asked for would have us close them, and wait.
