@@ -24,6 +24,7 @@ use crate::{
     Registration, Rnic as _, Signs, Status, Tag, Work,
 };
 
+mod crowds;
 mod hostile;
 mod killed;
 mod rests;

@@ -20,8 +20,9 @@ use rustix::event::{Timespec, epoll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
+use rustix::time::{ClockId, clock_gettime};
 use smcr_memory::Region;
-use smcr_proto::{Qpn, Rkey};
+use smcr_proto::{Instant, Qpn, Rkey};
 
 use super::REGION_MAX;
 use super::bell::Bell;
@@ -91,6 +92,7 @@ impl Worker {
 
     fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_PER_TURN);
+        let mut ticked = now();
         loop {
             self.do_jobs();
             if self.shared.is_left() {
@@ -102,7 +104,10 @@ impl Worker {
             let buffer = rustix::buffer::spare_capacity(&mut events);
             // An interrupted call is made again: nothing has happened then.
             let _ = epoll::wait(&self.epoll, buffer, waits.then_some(&tick));
-            if events.is_empty() {
+            // Also if there are always events: peers must not be able to stop the clock.
+            let now = now();
+            if now.since(ticked) >= TICK {
+                ticked = now;
                 self.tick();
             }
             for event in &events {
@@ -147,7 +152,7 @@ impl Worker {
         }
     }
 
-    /// Time has passed in which nothing happened.
+    /// Time has passed.
     fn tick(&mut self) {
         for qpn in std::mem::take(&mut self.again) {
             self.call(qpn);
@@ -462,6 +467,11 @@ impl Worker {
             self.shared.unplug();
         }
     }
+}
+
+fn now() -> Instant {
+    let now = clock_gettime(ClockId::Monotonic);
+    Instant(u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("no time before zero"))
 }
 
 // Tokens of what is no connection.
