@@ -28,6 +28,8 @@ use rustix::net::{
 };
 use smcr_proto::{Gid, MacAddress};
 
+use super::doubtful::Doubtful;
+
 /// An open directory, and the half of a GID that stands for it.
 #[derive(Debug)]
 pub(super) struct Directory {
@@ -120,8 +122,11 @@ impl Directory {
         for entry in entries.flatten() {
             let name = entry.file_name();
             let Some(gid) = name.to_str().and_then(|name| self.gid_of(name)) else { continue };
-            if matches!(self.call(gid), Err(Errno::CONNREFUSED)) {
-                self.remove(gid);
+            match self.call(gid) {
+                Err(Errno::CONNREFUSED) => self.remove(gid),
+                // Whoever listens there may have sent something already.
+                Ok(socket) => drop(Doubtful::from(socket)),
+                Err(_) => {}
             }
         }
     }

@@ -69,7 +69,7 @@ impl Line {
         let mut descriptors = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(given) = message {
-                descriptors.extend(given.map(Doubtful::from));
+                descriptors.extend(given.map(|it| Doubtful::by(&self.socket, it)));
             }
         }
         if received.bytes == 0 && descriptors.is_empty() {

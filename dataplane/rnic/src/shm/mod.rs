@@ -28,14 +28,15 @@
 //! - `rnic`: the control thread's half. `fabric`: the poller's half; `pairs`: the queue pairs
 //!   there; `pair`: one of them.
 //! - `worker`: a thread that does whatever may take long: it connects sockets and maps memory.
-//!   `end`: what it knows of a queue pair; `line`: one connection there; `callers`: those that are
-//!   of no queue pair yet.
+//!   `entrance`: where others call; `callers`: those that are of no queue pair yet; `line`: one
+//!   connection; `end`: what the worker knows of a queue pair.
 
 mod bell;
 mod callers;
 mod directory;
 mod doubtful;
 mod end;
+mod entrance;
 mod fabric;
 mod line;
 mod nap;

@@ -19,7 +19,6 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 use rustix::time::{ClockId, clock_gettime};
 use smcr_memory::Region;
 use smcr_proto::{Instant, Qpn, Rkey};
@@ -30,6 +29,7 @@ use super::callers::{Caller, Callers};
 use super::directory::name_of;
 use super::doubtful::{self, Doubtful};
 use super::end::{End, Stage};
+use super::entrance::Entrance;
 use super::line::{Line, Packet};
 use super::ring::Ring;
 use super::shared::{Job, News, Shared};
@@ -40,7 +40,7 @@ use crate::Domain;
 pub(super) struct Worker {
     shared: Arc<Shared>,
     epoll: OwnedFd,
-    listener: OwnedFd,
+    entrance: Entrance,
     /// An inotify descriptor for the directory.
     watch: OwnedFd,
     keys: HashMap<Rkey, Key>,
@@ -72,12 +72,12 @@ impl Worker {
         inotify::add_watch(&watch, shared.directory.path(""), goes)?;
         let flags = epoll::EventFlags::IN;
         epoll::add(&epoll, shared.work(), epoll::EventData::new_u64(WORK), flags)?;
-        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), flags)?;
         epoll::add(&epoll, &watch, epoll::EventData::new_u64(WATCH), flags)?;
+        let entrance = Entrance::new(listener, epoll.as_fd(), ENTRANCE)?;
         let worker = Self {
             shared: Arc::clone(shared),
             epoll,
-            listener,
+            entrance,
             watch,
             keys: HashMap::new(),
             ends: HashMap::new(),
@@ -98,7 +98,8 @@ impl Worker {
             if self.shared.is_left() {
                 return;
             }
-            let waits = !self.again.is_empty() || !self.callers.is_empty();
+            let waits =
+                !self.again.is_empty() || !self.callers.is_empty() || self.entrance.is_closed();
             let tick = Timespec::try_from(TICK).expect("a short time");
             events.clear();
             let buffer = rustix::buffer::spare_capacity(&mut events);
@@ -114,7 +115,7 @@ impl Worker {
                 match event.data.u64() {
                     // Jobs are done before everything else.
                     WORK => drop(rustix::io::read(self.shared.work(), &mut [0; 8])),
-                    LISTENER => self.accept(),
+                    ENTRANCE => self.accept(),
                     WATCH => self.look_at_directory(),
                     token => self.listen_to(token),
                 }
@@ -160,6 +161,7 @@ impl Worker {
         for line in self.callers.grow_older() {
             self.unwatch(&line);
         }
+        self.entrance.open(self.epoll.as_fd());
     }
 
     /// Tells the fabric of a queue pair.
@@ -170,12 +172,12 @@ impl Worker {
     }
 
     /// A line over a socket, which is watched from now on.
-    fn watch(&mut self, socket: OwnedFd) -> io::Result<Line> {
+    fn watch(&mut self, socket: Doubtful) -> io::Result<Line> {
         let token = self.tokens;
         self.tokens += 1;
         let data = epoll::EventData::new_u64(token);
         epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)?;
-        Ok(Line { socket: socket.into(), token })
+        Ok(Line { socket, token })
     }
 
     fn unwatch(&mut self, line: &Line) {
@@ -199,13 +201,16 @@ impl Worker {
         }
         let (own, peer) = (end.own, end.peer);
         let socket = match self.shared.directory.call(peer.gid) {
-            Ok(socket) => socket,
+            Ok(socket) => Doubtful::from(socket),
             Err(Errno::AGAIN) => {
                 self.again.push(qpn);
                 return;
             }
             Err(_) => return self.tell(qpn, News::Unreachable),
         };
+        if doubtful::too_many_wait() || socket.source().has_too_much() {
+            return self.tell(qpn, News::Unreachable);
+        }
         let said = Ring::memory().and_then(|memory| {
             let (bell, [hear, ring]) = Bell::pair()?;
             let line = self.watch(socket)?;
@@ -230,22 +235,11 @@ impl Worker {
 
     /// Accepts those who call.
     fn accept(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while !doubtful::too_many_wait() {
-            match accept_with(&self.listener, flags) {
-                Ok(socket) => {
-                    let line = self.watch(socket).ok();
-                    let goes = line.and_then(|line| self.callers.add(line));
-                    goes.into_iter().for_each(|line| self.unwatch(&line));
-                }
-                // The next turn goes on.
-                Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return,
-                Err(_) => break,
-            }
+        while let Some(socket) = self.entrance.accept(self.epoll.as_fd()) {
+            let line = self.watch(socket).ok();
+            let goes = line.and_then(|line| self.callers.add(line));
+            goes.into_iter().for_each(|line| self.unwatch(&line));
         }
-        // No descriptors are left: looking at once again would not help.
-        thread::sleep(TICK);
-        self.tick();
     }
 
     /// Answers the caller that has asked for this queue pair, if there is one. We do not call.
@@ -349,6 +343,10 @@ impl Worker {
     fn listen_to_caller(&mut self, token: u64) -> bool {
         // It may have been forgotten in the same turn.
         let Some(caller) = self.callers.find(token) else { return false };
+        if caller.line.socket.source().has_too_much() {
+            self.dismiss(token);
+            return false;
+        }
         let (message, descriptors) = match caller.line.receive() {
             Packet::None => return false,
             Packet::Message(message, descriptors) if caller.hello.is_none() => {
@@ -356,8 +354,7 @@ impl Worker {
             }
             // It may say hello once, and then has to wait.
             Packet::Message(..) | Packet::Nonsense | Packet::End => {
-                let caller = self.callers.take(token).expect("found above");
-                self.unwatch(&caller.line);
+                self.dismiss(token);
                 return false;
             }
         };
@@ -376,6 +373,12 @@ impl Worker {
             self.answer(token, qpn);
         }
         true
+    }
+
+    /// A caller must go.
+    fn dismiss(&mut self, token: u64) {
+        let caller = self.callers.take(token).expect("the caller has found it");
+        self.unwatch(&caller.line);
     }
 
     /// Takes in what the peer of a queue pair says. Returns whether it may have said more.
@@ -476,7 +479,7 @@ fn now() -> Instant {
 
 // Tokens of what is no connection.
 const WORK: u64 = 0;
-const LISTENER: u64 = 1;
+const ENTRANCE: u64 = 1;
 const WATCH: u64 = 2;
 const FIRST_TOKEN: u64 = 3;
 const EVENTS_PER_TURN: usize = 64;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::{accept, listen};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::hostile::{Captured, Hostile, honest};
 use super::*;
@@ -41,4 +42,42 @@ fn time_goes_on_while_somebody_talks_without_end() {
         gone.and(Ok(called)).unwrap()
     });
     assert!(called.is_some(), "it is not tried again");
+}
+
+/// One descriptor takes for ever to close, and then thousands of connections come and go. Those of
+/// others must be closed, and new ones come.
+#[test]
+fn what_never_closes_keeps_nobody_out() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    if limit.maximum.is_some_and(|maximum| maximum < 8_000) {
+        return println!("not tried: it takes 8,000 descriptors");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (mut nics, qps) = honest(&place);
+    let hostile = Hostile::new(&place, true);
+    let gid = nics[1].rnic.port().gid;
+    let ([slow, _kept], _listener) = slow_to_close(30);
+    hostile.leave_behind(slow, gid);
+    let (start, mut count) = (now(), 0);
+    let mut last = Vec::new();
+    while count < 4_800 && now().since(start) < Duration::from_secs(10) {
+        match hostile.directory.call(gid) {
+            Ok(socket) => {
+                // It hears that it must go, or is about to.
+                last.push(socket);
+                last.drain(..last.len().saturating_sub(500));
+                count += 1;
+            }
+            Err(error) => {
+                assert_eq!(error, Errno::AGAIN);
+                thread::yield_now();
+            }
+        }
+    }
+    let [a, b] = &mut nics;
+    works([&mut *a, &mut *b], qps);
+    let next = connect(a, b);
+    works([a, b], next);
+    assert_eq!(count, 4_800);
 }
