@@ -1,6 +1,9 @@
 //! Those who have called a NIC, and whose queue pair it does not expect yet.
 
-use super::doubtful::Doubtful;
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use super::doubtful::{Doubtful, Source};
 use super::line::Line;
 use super::wire::Message;
 
@@ -23,11 +26,26 @@ impl Callers {
         self.0.is_empty()
     }
 
-    /// Adds one. Returns the connection of the one that must go instead.
-    #[must_use = "the worker must not watch it any more"]
-    pub(super) fn add(&mut self, line: Line) -> Option<Line> {
+    /// Adds one. Call [`make_room`](Self::make_room) when it was heard.
+    pub(super) fn add(&mut self, line: Line) {
         self.0.push(Caller { line, hello: None, age: 0 });
-        (self.0.len() > CALLERS_MAX).then(|| self.0.remove(0).line)
+    }
+
+    /// If there are too many, returns the connection of the one that must go. Of the user that has
+    /// most callers, and then of the process, it is the oldest one that has said nothing, or the
+    /// oldest one.
+    #[must_use = "the worker must not watch it any more"]
+    pub(super) fn make_room(&mut self) -> Option<Line> {
+        if self.0.len() <= CALLERS_MAX {
+            return None;
+        }
+        let user = most_frequent(self.0.iter().map(|caller| caller.source().user))?;
+        let of_user = self.0.iter().map(Caller::source).filter(|source| source.user == user);
+        let source = most_frequent(of_user)?;
+        let is_silent = |caller: &Caller| caller.source() == source && caller.hello.is_none();
+        let oldest = self.0.iter().position(is_silent);
+        let oldest = oldest.or_else(|| self.0.iter().position(|it| it.source() == source))?;
+        Some(self.0.remove(oldest).line)
     }
 
     /// Time has passed. Returns the connections of those who have waited for too long.
@@ -56,7 +74,20 @@ impl Callers {
     }
 }
 
-/// Callers that wait. The oldest goes if there are more.
+impl Caller {
+    fn source(&self) -> Source {
+        self.line.socket.source()
+    }
+}
+
+/// What is there most often.
+fn most_frequent<T: Copy + Eq + Hash>(all: impl Iterator<Item = T>) -> Option<T> {
+    let mut counts = HashMap::<T, usize>::new();
+    all.for_each(|one| *counts.entry(one).or_default() += 1);
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(one, _)| one)
+}
+
+/// Callers that wait. One goes if there are more.
 const CALLERS_MAX: usize = 256;
 /// So many turns of the clock a caller may wait until our own control thread knows it.
 const AGE_MAX: u32 = 1_000;
@@ -68,10 +99,14 @@ mod tests {
     use super::*;
 
     fn line(token: u64) -> Line {
+        line_of(token, Source::new(1, 1))
+    }
+
+    fn line_of(token: u64, source: Source) -> Line {
         let flags = SocketFlags::CLOEXEC;
         let (socket, _) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        Line { socket: socket.into(), token }
+        Line { socket: Doubtful::from(socket).of(source), token }
     }
 
     /// Whoever calls without end keeps only so many descriptors of ours, for only so long.
@@ -79,14 +114,43 @@ mod tests {
     fn callers_are_few_and_leave() {
         let mut callers = Callers::default();
         for token in 0..CALLERS_MAX as u64 {
-            assert!(callers.add(line(token)).is_none());
+            callers.add(line(token));
+            assert!(callers.make_room().is_none());
         }
-        assert_eq!(callers.add(line(1_000)).map(|line| line.token), Some(0));
+        callers.add(line(1_000));
         callers.find(1_000).unwrap().hello = Some((Message::Welcome, Vec::new()));
+        assert_eq!(callers.make_room().map(|line| line.token), Some(0));
         assert_eq!(callers.who_said(&Message::Welcome), Some(1_000));
         assert!((0..AGE_MAX).all(|_| callers.grow_older().is_empty()));
         assert!(callers.take(1_000).is_some() && callers.take(1_000).is_none());
         assert_eq!(callers.grow_older().len(), CALLERS_MAX - 1);
         assert!(callers.is_empty());
+    }
+
+    /// Whoever comes in crowds makes room, and not whoever has come first.
+    #[test]
+    fn the_process_with_most_callers_makes_room() {
+        let mut callers = Callers::default();
+        let [crowd, same_user, other] = [(1, 1), (1, 2), (2, 1)].map(|(a, b)| Source::new(a, b));
+        let mut says = |callers: &mut Callers, token, source| {
+            callers.add(line_of(token, source));
+            callers.find(token).unwrap().hello = Some((Message::Welcome, Vec::new()));
+        };
+        callers.add(line_of(0, same_user));
+        callers.add(line_of(1, other));
+        says(&mut callers, 2, crowd);
+        (3..CALLERS_MAX as u64).for_each(|token| callers.add(line_of(token, crowd)));
+        let mut goes = |token, source| {
+            callers.add(line_of(token, source));
+            callers.make_room().map(|line| line.token)
+        };
+        assert_eq!(goes(300, other), Some(3));
+        assert_eq!(goes(301, crowd), Some(4), "it has said something, unlike this one");
+        let silent: Vec<_> = (5..CALLERS_MAX as u64).chain([301]).collect();
+        for token in silent {
+            callers.take(token).unwrap();
+        }
+        (1_000..1_254).for_each(|token| says(&mut callers, token, crowd));
+        assert_eq!(callers.make_room().map(|line| line.token), Some(2), "all have said something");
     }
 }

@@ -233,11 +233,16 @@ impl Worker {
         }
     }
 
-    /// Accepts those who call.
+    /// Accepts those who call, a few at once, and hears what they have said by then: most of them
+    /// need not wait at all.
     fn accept(&mut self) {
-        while let Some(socket) = self.entrance.accept(self.epoll.as_fd()) {
-            let line = self.watch(socket).ok();
-            let goes = line.and_then(|line| self.callers.add(line));
+        for _ in 0..ACCEPTED_PER_TURN {
+            let Some(socket) = self.entrance.accept(self.epoll.as_fd()) else { return };
+            let Ok(line) = self.watch(socket) else { continue };
+            let token = line.token;
+            self.callers.add(line);
+            self.listen_to(token);
+            let goes = self.callers.make_room();
             goes.into_iter().for_each(|line| self.unwatch(&line));
         }
     }
@@ -485,5 +490,7 @@ const FIRST_TOKEN: u64 = 3;
 const EVENTS_PER_TURN: usize = 64;
 /// The most packets of one connection that are read while others wait.
 const PACKETS_PER_TURN: usize = 16;
+/// The most callers that are accepted while others wait.
+const ACCEPTED_PER_TURN: usize = 64;
 /// How long the worker waits while something is to be tried again.
 const TICK: Duration = Duration::from_millis(10);

@@ -8,6 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::hostile::{Captured, Hostile, honest};
 use super::*;
 use crate::shm::wire::Message as Said;
+use crate::shm::worker::Worker;
 
 /// A peer that always has something to say must not keep the worker from trying again what did not
 /// work at first.
@@ -80,4 +81,29 @@ fn what_never_closes_keeps_nobody_out() {
     let next = connect(a, b);
     works([a, b], next);
     assert_eq!(count, 4_800);
+}
+
+/// A peer that comes first is heard, also if more others wait behind it than may wait here.
+#[test]
+fn who_calls_is_heard_whoever_comes_next() {
+    let place = tempfile::tempdir().unwrap();
+    // First: it looks whether those whom it finds in the directory are alive.
+    let mut a = Nic::new(&place);
+    let directory = Directory::open(place.path().to_str().unwrap()).unwrap();
+    let mut gid = directory.new_gid().unwrap();
+    // It does not call the other one.
+    gid.0[8..12].fill(0xff);
+    let listener = directory.listen(gid).unwrap();
+    listen(&listener, 1_000).unwrap();
+    let shared = Arc::new(Shared::new(directory, gid, 1).unwrap());
+    let mut b = Nic::of(Rnic::new(&shared, 0), Fabric::new(&shared, 0).unwrap());
+    let qps = connect(&mut a, &mut b);
+    let start = now();
+    while !readable(listener.as_fd()) {
+        assert!(now().since(start) < Duration::from_secs(10), "nobody calls");
+    }
+    let others: Vec<_> = (0..300).map(|_| shared.directory.call(gid).unwrap()).collect();
+    Worker::start(&shared, listener).unwrap();
+    works([&mut a, &mut b], qps);
+    drop(others);
 }
