@@ -367,8 +367,10 @@ impl Region {
     }
 
     /// Zeroes the range, and gives whole pages of it back to the kernel unless the region is
-    /// [pinned](Self::pin). A NIC that has pinned the pages would go on writing to them, and the
-    /// CPU would read others, for ever zero.
+    /// [pinned](Self::pin) or [shared](Self::shared). A NIC that has pinned the pages would go on
+    /// writing to them, and the CPU would read others, for ever zero. Of shared memory, a peer
+    /// could make us wait for ever ([`Mapping::discard`]): the pages stay until the region goes,
+    /// and others use them before it gets new ones.
     ///
     /// # Panics
     ///
@@ -378,12 +380,32 @@ impl Region {
             self.zero(at, len);
             return;
         }
+        if self.descriptor().is_some() {
+            self.zero_pages(at, len);
+            return;
+        }
         match self.memory.mapping.discard(at, len) {
             Ok(gone) if !gone.is_empty() => {
                 self.zero(at, gone.start - at);
                 self.zero(gone.end, at + len - gone.end);
             }
             Ok(_) | Err(_) => self.zero(at, len),
+        }
+    }
+
+    /// Zeroes what is not zero in a range of shared memory. An access to a page that is not there
+    /// would make one.
+    fn zero_pages(&self, at: usize, len: usize) {
+        let mut found = [0; LOOKED_AT];
+        let end = at + len;
+        for from in (at..end).step_by(LOOKED_AT) {
+            let found = &mut found[..LOOKED_AT.min(end - from)];
+            let is_known = self.memory.mapping.peek(from, found).is_ok();
+            for (page, bytes) in found.chunks(PAGE).enumerate() {
+                if !is_known || *bytes != [0; PAGE][..bytes.len()] {
+                    self.zero(from + page * PAGE, bytes.len());
+                }
+            }
         }
     }
 
@@ -436,6 +458,10 @@ const WORD: usize = size_of::<u64>();
 /// The smallest RMB elements have as many bytes: what is placed in an element is the sum over its
 /// pieces.
 const PIECE: usize = 16_384;
+/// The kernel gives memory in units of this size.
+const PAGE: usize = 4_096;
+/// Bytes of shared memory that are looked at by one system call.
+const LOOKED_AT: usize = 8 * PAGE;
 
 #[cfg(test)]
 mod tests;

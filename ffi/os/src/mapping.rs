@@ -14,7 +14,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
     memfd_create,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, pread};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// Memory that is mapped for the life of the value.
@@ -166,9 +166,12 @@ impl Mapping {
         self.len
     }
 
-    /// Frees the pages that lie completely in `at..at + len`, unless they are huge; they read as
-    /// zero afterwards, to everybody who shares them. Returns the range that was freed, in bytes
-    /// from `base`. Where the kernel's pages are larger than ours, it frees nothing.
+    /// Frees the pages that lie completely in `at..at + len`, unless they are huge or shared; they
+    /// read as zero afterwards. Returns the range that was freed, in bytes from `base`. Where the
+    /// kernel's pages are larger than ours, it frees nothing.
+    ///
+    /// To free pages of a file takes a lock of the file. Whoever shares it can hold that for as
+    /// long as they like: they write to it from memory whose pages do not come.
     ///
     /// # Errors
     ///
@@ -182,19 +185,31 @@ impl Mapping {
         let start = at.next_multiple_of(PAGE);
         let end = (at + len) / PAGE * PAGE;
         // Huge pages that were given back might be missing when they are touched again.
-        if start >= end || self.is_huge || !pages_are_ours() {
+        if start >= end || self.is_huge || self.file.is_some() || !pages_are_ours() {
             return Ok(at..at);
         }
         // SAFETY: `start <= len` by the assertion and the test above, so by MAPPED the result
         // stays within the allocation.
         let base = unsafe { self.base.as_ptr().add(start) };
-        // Of shared memory, DONTNEED would only forget where the pages are.
-        let advice = if self.file.is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
-        // SAFETY: `madvise` asks, for these two, for a page-aligned range of a mapping that nobody
-        // has references into: `start` is a multiple of the page size counted from a page-aligned
-        // base, MAPPED covers the range, ALIEN excludes references.
-        unsafe { madvise(base.cast(), end - start, advice) }?;
+        // SAFETY: `madvise` asks, for this advice, for a page-aligned range of a mapping that
+        // nobody has references into: `start` is a multiple of the page size counted from a
+        // page-aligned base, MAPPED covers the range, ALIEN excludes references.
+        unsafe { madvise(base.cast(), end - start, Advice::LinuxDontNeed) }?;
         Ok(start..end)
+    }
+
+    /// Copies what is in shared memory, from `at` bytes on, to `out`. Where the kernel has not
+    /// allocated a page it reads as zero, and none is allocated, as an access would do. It takes no
+    /// lock that others who share the memory can hold.
+    ///
+    /// # Errors
+    ///
+    /// As `pread(2)`, or if less is there, or if the memory is not shared.
+    pub fn peek(&self, at: usize, out: &mut [u8]) -> io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let len = out.len();
+        let count = pread(file, out, at as u64)?;
+        if count == len { Ok(()) } else { Err(Errno::NODATA.into()) }
     }
 }
 
@@ -232,6 +247,13 @@ const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
     use super::*;
 
     #[test]
@@ -300,20 +322,70 @@ mod tests {
         assert!(of_peer(&reader).is_err(), "no memory at all");
     }
 
-    /// What is freed must be gone for everybody: the next connection must not find it.
+    /// A page that comes when the descriptor is closed; none if we may not do such a thing.
+    fn absent_page() -> Option<(OwnedFd, Mapping)> {
+        let page = Mapping::anonymous(PAGE).unwrap();
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: `userfaultfd` asks for flags.
+        let faults = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        let faults = i32::try_from(faults).ok().filter(|descriptor| *descriptor >= 0)?;
+        // SAFETY: it is open, and nobody else's.
+        let faults = unsafe { OwnedFd::from_raw_fd(faults) };
+        // UFFDIO_API: version, features, and what the kernel answers.
+        let mut version = [0xaa_u64, 0, 0];
+        // SAFETY: it asks for a live exclusive array of these three.
+        let greeted = unsafe { libc::ioctl(faults.as_raw_fd(), 0xc018_aa3f, &mut version) };
+        // UFFDIO_REGISTER: start, length, missing pages, and what the kernel answers.
+        let mut range = [page.base().as_ptr() as u64, PAGE as u64, 1, 0];
+        // SAFETY: it asks for a live exclusive array of these four.
+        let registered = unsafe { libc::ioctl(faults.as_raw_fd(), 0xc020_aa00, &mut range) };
+        (greeted == 0 && registered == 0).then_some((faults, page))
+    }
+
+    /// A peer writes to memory that it shares with us, from a page that does not come: it has the
+    /// lock of the file.
     #[test]
-    fn shared_memory_that_is_discarded_reads_as_zero_everywhere() {
+    fn who_shares_memory_cannot_make_us_wait() {
+        let Some((faults, page)) = absent_page() else {
+            return println!("not tried: it takes the right to delay faults of the kernel");
+        };
+        let own = Mapping::shared(4 * PAGE).unwrap();
+        let file = own.descriptor().unwrap().try_clone_to_owned().unwrap();
+        let writer = thread::spawn(move || {
+            // SAFETY: it asks for a page that can be read: MAPPED.
+            unsafe { libc::pwrite(file.as_raw_fd(), page.base().as_ptr().cast(), PAGE, 0) }
+        });
+        let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
+        let holds = poll(&mut [PollFd::new(&faults, PollFlags::IN)], Some(&patience));
+        assert_eq!(holds, Ok(1));
+        let (sender, done) = mpsc::channel();
+        let us = thread::spawn(move || {
+            let freed = own.discard(0, 4 * PAGE).unwrap();
+            own.peek(0, &mut [1; PAGE]).unwrap();
+            sender.send(()).unwrap();
+            freed
+        });
+        let in_time = done.recv_timeout(Duration::from_secs(5)).is_ok();
+        drop(faults);
+        assert_eq!(writer.join().unwrap(), PAGE.cast_signed());
+        let freed = us.join().unwrap();
+        assert!(in_time, "it waits for the peer");
+        assert!(freed.is_empty());
+    }
+
+    /// Memory of which nothing was used must not come into being when it is looked at.
+    #[test]
+    fn a_look_at_shared_memory_allocates_nothing() {
         let own = Mapping::shared(4 * PAGE).unwrap();
         let file = own.descriptor().unwrap();
-        let mut byte = [0];
-        let mut byte_at = |at: usize| {
-            rustix::io::pread(file, &mut byte, at as u64).unwrap();
-            byte[0]
-        };
-        rustix::io::pwrite(file, &[7; 4 * PAGE], 0).unwrap();
-        assert_eq!(byte_at(PAGE), 7);
-        assert_eq!(own.discard(PAGE - 1, 2 * PAGE + 1).unwrap(), PAGE..3 * PAGE);
-        let found = [PAGE - 1, PAGE, 3 * PAGE - 1, 3 * PAGE].map(byte_at);
-        assert_eq!(found, [7, 0, 0, 7]);
+        rustix::io::pwrite(file, &[7; PAGE], PAGE as u64).unwrap();
+        let before = fstat(file).unwrap().st_blocks;
+        let mut out = [1; 4 * PAGE];
+        own.peek(0, &mut out).unwrap();
+        assert!(out[PAGE..2 * PAGE].iter().all(|byte| *byte == 7));
+        assert!(out[..PAGE].iter().chain(&out[2 * PAGE..]).all(|byte| *byte == 0));
+        assert_eq!(fstat(file).unwrap().st_blocks, before);
+        assert!(own.peek(1, &mut out).is_err(), "it ends before");
+        assert!(Mapping::anonymous(PAGE).unwrap().peek(0, &mut out).is_err());
     }
 }

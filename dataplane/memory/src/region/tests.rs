@@ -1,7 +1,7 @@
 //! What goes in comes out, whoever else is there.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -352,4 +352,23 @@ fn an_unfinished_word_is_stored_in_the_end() {
 fn nothing_is_placed_beyond_the_region() {
     let region = Region::new(PIECE).unwrap();
     region.placer().place_on(&mut Unfinished::default(), PIECE - 3, &[1; 4]);
+}
+
+/// What one connection leaves behind the next one must not find, and memory that no connection has
+/// used must not come into being.
+#[test]
+fn shared_memory_is_zero_when_it_is_discarded_and_no_more_than_before() {
+    let own = Region::shared(40 * 4_096).unwrap();
+    own.copy_in(9 * 4_096 - 1, &[7; 4_098]);
+    own.copy_in(39 * 4_096, &[7]);
+    let blocks = || {
+        let file = own.descriptor().unwrap().try_clone_to_owned().unwrap();
+        File::from(file).metadata().unwrap().blocks()
+    };
+    assert_eq!(blocks(), 4 * 8);
+    own.discard(9 * 4_096, 30 * 4_096 + 1);
+    assert_eq!(blocks(), 4 * 8);
+    let mut out = vec![1; 40 * 4_096];
+    own.copy_out(0, &mut out);
+    assert_eq!((out[9 * 4_096 - 1], out.iter().filter(|byte| **byte != 0).count()), (7, 1));
 }
