@@ -48,6 +48,14 @@ impl OptionSource {
         }
     }
 
+    /// Whether it works for sockets that others have made, as far as that takes anything.
+    pub fn is_for_others(&self) -> bool {
+        match self {
+            Self::Ebpf(option) => option.of_others,
+            Self::Assume(_) | Self::None(_) => true,
+        }
+    }
+
     /// Makes the connections that `listener` accepts answer the option. Call it between `bind` and
     /// `listen`. Returns where that is.
     ///
@@ -155,6 +163,7 @@ pub struct SmcOption {
     sockets: MapHandle,
     /// Where sockets listen that are marked.
     places: MapHandle,
+    of_others: bool,
     /// Holds the program in the cgroup.
     _link: Link,
 }
@@ -176,7 +185,7 @@ impl SmcOption {
         let sockets = ebpf::map(&object, "sockets").map_err(refused)?;
         let places = ebpf::map(&object, "places").map_err(refused)?;
         let link = ebpf::attach(&object, &cgroup).map_err(refused)?;
-        Ok(Self { sockets, places, _link: link })
+        Ok(Self { sockets, places, of_others, _link: link })
     }
 
     /// Makes connections accepted by `listener` answer the option, and lets

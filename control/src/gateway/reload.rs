@@ -14,7 +14,7 @@ use smcr_rnic::Rnic;
 use super::Gateway;
 use super::accept::BEGIN_MAX;
 use super::settings::{group_settings, settings};
-use crate::config::{self, Config};
+use crate::config::{self, Config, Protocol};
 use crate::idle::Limits;
 use crate::intercept::Led;
 use crate::listener::{Common, Listener, who_has_it};
@@ -167,6 +167,12 @@ impl<N: Rnic> Gateway<N> {
                 notes.push(format!("listener {name}: added"));
             } else if self.listeners[planned.slot].config != *wanted {
                 notes.push(format!("listener {name}: changed"));
+            }
+            let is_passed = self.common.passed().at(wanted.bind).is_some();
+            if is_passed && wanted.accept == Protocol::Smc && !self.option.is_for_others() {
+                // At the start no such listener was there, so that the program sees our own only.
+                let why = "has SMC-R after a restart: its socket was passed";
+                notes.push(format!("listener {name}: {why}"));
             }
         }
         for (slot, old) in self.listeners.iter().enumerate() {

@@ -146,8 +146,8 @@ mod tests {
         assert_eq!(numbers(parked), expected);
     }
 
-    /// Linux says P and U once, with the urgent byte: a message that takes the place of that one and
-    /// brings nothing else must say it, or an interrupt would be a byte among others.
+    /// Linux says P and U once, with the urgent byte: a message that takes the place of that one,
+    /// and brings nothing else, must say it, or an interrupt would be a byte among others.
     // RFC 7609 4.7.5 #3: U locates the urgent byte
     #[test]
     fn an_urgent_byte_is_not_forgotten_with_its_message() {

@@ -39,7 +39,7 @@ pub const RMBE_BYTES_MAX: u32 = RmbeSize::from_notation(5).bytes();
 pub const CDC_SEQUENCE_FIRST: u16 = 1;
 
 /// More CDC messages of one connection than any peer has under way, on a link and on the one that
-/// it came from: a send queue holds 16 in Linux, 2,048 if an operator wants so, and as many in ours.
+/// it came from: a send queue holds 16 in Linux, or 2,048 if an operator wants so, as ours do.
 pub const CDC_UNDER_WAY_MAX: u16 = 4_096;
 
 /// How long either side waits for a CLC message.

@@ -51,7 +51,7 @@ fn without_rnic(
     let mut config = gateway.config.clone();
     config.listeners.iter_mut().for_each(changed);
     // No name has an address, and the rig's opener opens nothing.
-    let prepared = Prepared { config, names: BTreeMap::new(), log_mistake: None };
+    let prepared = Prepared { config, names: BTreeMap::new(), log_mistake: None, order: 0 };
     gateway.reload(gateway.clock.now(), prepared).unwrap();
     let address = Ipv4Addr::new(127, 77, number, 2);
     let (clock, waker) = (gateway.clock, gateway.mail.waker.clone());

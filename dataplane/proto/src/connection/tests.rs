@@ -405,8 +405,8 @@ fn a_failover_keeps_the_urgent_byte() {
 }
 
 /// Linux takes P without new bytes for a promise, and forgets the urgent byte that it has: its
-/// program gets none, its cursor stays before it for ever, and so does our window. U changes nothing
-/// there, and is for those who have missed the message that brought the byte.
+/// program gets none, its cursor stays before it for ever, and our window stays closed. U changes
+/// nothing there, and is for those who have missed the message that brought the byte.
 // RFC 7609 4.7.5 #1: P and U announce urgent data
 #[test]
 fn nothing_but_the_urgent_byte_announces_it() {

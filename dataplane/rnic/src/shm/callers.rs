@@ -132,7 +132,7 @@ mod tests {
     fn the_process_with_most_callers_makes_room() {
         let mut callers = Callers::default();
         let [crowd, same_user, other] = [(1, 1), (1, 2), (2, 1)].map(|(a, b)| Source::new(a, b));
-        let mut says = |callers: &mut Callers, token, source| {
+        let says = |callers: &mut Callers, token, source| {
             callers.add(line_of(token, source));
             callers.find(token).unwrap().hello = Some((Message::Welcome, Vec::new()));
         };
