@@ -1,6 +1,6 @@
 //! CDC messages that wait: for their connection, or for messages that must be taken in before them.
 
-use smcr_proto::connection::Connection;
+use smcr_proto::connection::{Connection, is_before};
 use smcr_proto::wire::cdc::Cdc;
 
 use crate::limits::{PARKED_MAX, VALIDATIONS_WAITING_MAX};
@@ -30,12 +30,16 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// This message, in the place of `before`, too. Where others are missing in between, or came
-    /// another way, it does not speak for those before them: they may be lost.
+    /// This message, in the place of `before`, too, or the other way round if that is the newer
+    /// one: it came on another link. Where others are missing in between, or came another way, the
+    /// newer one does not speak for those before them: they may be lost.
     ///
     /// P and U are about the bytes that `before` brought. Unless others follow them, this one says
     /// it in its place: Linux says it once.
     pub(crate) fn in_place_of(mut self, before: Self) -> Self {
+        if is_before(self.message.sequence, before.message.sequence) {
+            return before.in_place_of(self);
+        }
         if self.message.producer == before.message.producer {
             self.message.urgent_pending |= before.message.urgent_pending;
             self.message.urgent_present |= before.message.urgent_present;
@@ -161,6 +165,24 @@ mod tests {
         // Bytes that follow take the mark away.
         let both = said(3, 11, false).in_place_of(said(2, 10, true));
         assert_eq!(both, Waiting { replaces: Some(2), ..said(3, 11, false) });
+    }
+
+    /// A message that comes late from the old link has less to say than the newest, however full it
+    /// is here.
+    #[test]
+    fn an_older_message_takes_no_newer_ones_place() {
+        let mut parked = Parked::default();
+        let most = u16::try_from(PARKED_MAX).unwrap();
+        for sequence in (1..most).chain([50]) {
+            assert!(parked.push(message(sequence, false)));
+        }
+        assert!(!parked.push(message(45, false)));
+        let mut expected: Vec<_> = (1..most).map(|sequence| (sequence, None)).collect();
+        expected.push((50, None));
+        assert_eq!(parked.messages.len(), PARKED_MAX);
+        assert!(!parked.push(message(49, false)));
+        expected[PARKED_MAX - 1] = (50, Some(49));
+        assert_eq!(numbers(parked), expected);
     }
 
     /// What a validation asks is asked by no other message: bytes that are lost would be taken for

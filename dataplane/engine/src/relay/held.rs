@@ -36,8 +36,9 @@ pub(super) fn hold<R>(
     waiting: Waiting,
 ) -> bool {
     let first = held.as_ref().map(Held::first);
-    // Nobody can explain a gap that we have made.
-    if first.is_none() && waiting.fills_gap_of(connection) {
+    // Nobody can explain a gap that we have made, and what F asks for may be in it.
+    let explains = first.is_none_or(|first| first.failover_validation);
+    if explains && waiting.fills_gap_of(connection) {
         return false;
     }
     let arrival = connection.arrival(&waiting.message, first);
@@ -72,22 +73,27 @@ mod tests {
 
     use super::*;
 
-    /// A poller that was far behind has dropped a message in favour of the next one. It waited for
-    /// the first, and then reset a connection that was ending in order.
-    #[test]
-    fn a_gap_of_our_own_making_is_not_waited_for() {
-        const T0: Instant = Instant(0);
-        let mut us = Connection::<()>::new(ConnectionSetup {
+    const T0: Instant = Instant(0);
+
+    fn connection() -> Connection<()> {
+        Connection::new(ConnectionSetup {
             peer_token: AlertToken(1),
             element: Ring::new(65_536),
             peer_element: Ring::new(65_536),
             close_wait: Duration::from_secs(5),
             streams: Streams::One,
-        });
-        let said = |sequence, count| {
-            let producer = Cursor { wrap: 0, count };
-            Cdc { sequence, producer, ..Cdc::default() }
-        };
+        })
+    }
+
+    fn said(sequence: u16, count: u32) -> Cdc {
+        Cdc { sequence, producer: Cursor { wrap: 0, count }, ..Cdc::default() }
+    }
+
+    /// A poller that was far behind has dropped a message in favour of the next one. It waited for
+    /// the first, and then reset a connection that was ending in order.
+    #[test]
+    fn a_gap_of_our_own_making_is_not_waited_for() {
+        let mut us = connection();
         us.handle_cdc(T0, &said(1, 100)).unwrap();
         let last = Cdc { sending_done: true, ..said(3, 300) };
         assert!(hold(&mut None, &us, T0, last.into()));
@@ -102,5 +108,25 @@ mod tests {
         let last = Waiting { message: Cdc { sequence: 5, ..last.message }, replaces: Some(4) };
         assert!(hold(&mut held, &us, T0, last));
         assert_eq!(held.unwrap().messages.into_messages().last(), Some(last));
+    }
+
+    /// It has also put into one message what F asks for and what is behind that. F waited for it in
+    /// vain, and reset the connection.
+    // RFC 7609 4.6.1 #8: validate before resuming
+    #[test]
+    fn a_message_with_what_a_validation_waits_for_does_not_wait_behind_it() {
+        let mut us = connection();
+        us.handle_cdc(T0, &said(1, 100)).unwrap();
+        let mut held = None;
+        let validation = Cdc { failover_validation: true, ..said(2, 0) };
+        assert!(hold(&mut held, &us, T0, validation.into()));
+        assert!(hold(&mut held, &us, T0, said(5, 500).into()));
+        // What is missing before this one is not of our making.
+        assert!(hold(&mut held, &us, T0, Waiting { message: said(4, 400), replaces: Some(3) }));
+        let both = Waiting { message: said(4, 400), replaces: Some(2) };
+        assert!(!hold(&mut held, &us, T0, both));
+        assert!(!us.is_gap_filled(&validation));
+        us.handle_cdc(T0, &both.message).unwrap();
+        assert!(us.is_gap_filled(held.unwrap().first()));
     }
 }
