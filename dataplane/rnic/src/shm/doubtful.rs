@@ -7,9 +7,9 @@
 //!
 //! A peer can make such a thread wait for ever. So each process that we have to do with has threads
 //! of its own, one for our connections to it and one for what it has sent, and nobody else waits
-//! with it. A process for which much waits to be closed is not heard any more. It can still connect,
-//! and each connection that has something unread takes a descriptor, so there is a limit for all of
-//! them together, beyond which nobody new is let in.
+//! with it. A process for which much waits to be closed is not heard any more. It can still
+//! connect, and each connection with something unread takes a descriptor, so there is a limit for
+//! all of them together, beyond which nobody new is let in.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
