@@ -1,69 +1,57 @@
-//! How the two ends of a queue pair wake each other: a pipe in each direction.
+//! How the two ends of a queue pair wake each other: by a connection that says nothing else.
 //!
 //! An end must not be able to make the other wait, so it may share nothing with it that has a state
-//! of its own. An eventfd has one for both ends. Of a pair of sockets, one process has made both;
-//! and what comes by a socket can be a descriptor that takes long to close. Of a pipe, each process
-//! opens its ends itself.
+//! or a lock of its own. An eventfd has a state for both ends, and a pipe has a lock: a peer that
+//! moves what it hears to where there is no room keeps that lock for as long as it likes. Of a
+//! connection of sockets, each process has its own end, and no copy of the other one.
+//!
+//! Descriptors can come by it, which may take long to close: they are left where they are.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{Mode, OFlags, open, readlink};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recv, recvmsg, send};
 
-/// The ends of both pipes that one process has.
+use super::doubtful::Doubtful;
+
+/// One process's end.
 #[derive(Debug)]
-pub(super) struct Bell {
-    /// Readable when the peer has rung.
-    hear: OwnedFd,
-    /// Where we ring.
-    ring: OwnedFd,
-}
+pub(super) struct Bell(Doubtful);
 
 impl Bell {
-    /// New pipes: ours, and the ends for the peer, that by which it hears first.
-    pub(super) fn pair() -> io::Result<(Self, [OwnedFd; 2])> {
-        let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
-        let (hear, theirs_to_ring) = pipe_with(flags)?;
-        let (theirs_to_hear, ring) = pipe_with(flags)?;
-        Ok((Self { hear, ring }, [theirs_to_hear, theirs_to_ring]))
-    }
-
-    /// What the peer has given us, opened once more, so that nobody else can change how we read and
-    /// write.
-    ///
-    /// # Errors
-    ///
-    /// If it is something else, or a pipe of another user.
-    pub(super) fn given([hear, ring]: [BorrowedFd<'_>; 2]) -> io::Result<Self> {
-        let again = |descriptor: BorrowedFd<'_>, how| {
-            let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-            // Of something else, even to open it might take as long as the peer likes.
-            if !readlink(&path, Vec::new())?.to_bytes().starts_with(b"pipe:[") {
-                return Err(Errno::INVAL);
-            }
-            open(&path, how | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
-        };
-        Ok(Self { hear: again(hear, OFlags::RDONLY)?, ring: again(ring, OFlags::WRONLY)? })
+    /// Wakes each other by this connection of packets, of which nobody has a copy.
+    pub(super) fn over(connection: Doubtful) -> Self {
+        Self(connection)
     }
 
     /// Readable when the peer has rung, or has gone.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.hear.as_fd()
+        self.0.as_fd()
     }
 
     /// Wakes the peer.
     pub(super) fn ring(&self) {
-        // If the pipe is full, it is readable. If the peer has gone, it does not sleep.
-        let _ = rustix::io::write(&self.ring, &[1]);
+        // If there is no room, it has something to hear. If the peer has gone, it does not sleep.
+        let _ = send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Makes the descriptor unreadable, unless the peer has rung very often. Returns false if it
-    /// will never ring again, as it has gone.
+    /// Makes the descriptor unreadable, unless the peer has rung more than once. Returns false if
+    /// it must not be heard any more, as the peer has gone, or has sent more than a sound.
     pub(super) fn silence(&self) -> bool {
-        match rustix::io::read(&self.hear, &mut [0; 64]) {
-            Ok(count) => count > 0,
+        let mut sound = [0];
+        // With no room for descriptors, the kernel says whether there are any. Only if we took the
+        // packet, too, it would close them, while we wait.
+        let look = recvmsg(
+            &self.0,
+            &mut [IoSliceMut::new(&mut sound)],
+            &mut RecvAncillaryBuffer::default(),
+            RecvFlags::PEEK | RecvFlags::DONTWAIT,
+        );
+        match look {
+            Ok(seen) if seen.bytes == 0 || seen.flags.contains(ReturnFlags::CTRUNC) => false,
+            // Nobody else takes packets, so it is the same one.
+            Ok(_) => recv(&self.0, &mut sound, RecvFlags::DONTWAIT).is_ok(),
             Err(error) => error == Errno::AGAIN,
         }
     }
@@ -71,21 +59,22 @@ impl Bell {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{fcntl_getfl, fcntl_setfl};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
 
+    use rustix::pipe::{SpliceFlags, splice};
+
+    use super::super::line::Line;
+    use super::super::tests::{bells, now, readable, slow_to_close};
+    use super::super::wire::Message;
     use super::*;
-
-    fn pair() -> (Bell, Bell, [OwnedFd; 2]) {
-        let (own, theirs) = Bell::pair().unwrap();
-        let peers = Bell::given([theirs[0].as_fd(), theirs[1].as_fd()]).unwrap();
-        (own, peers, theirs)
-    }
 
     #[test]
     fn each_end_hears_the_other_until_it_goes() {
-        let (one, other, theirs) = pair();
-        drop(theirs);
-        let readable = super::super::tests::readable;
+        let [one, other] = bells();
         assert!(!readable(one.descriptor()) && !readable(other.descriptor()));
         one.ring();
         assert!(!readable(one.descriptor()) && readable(other.descriptor()));
@@ -93,37 +82,54 @@ mod tests {
         other.ring();
         other.ring();
         assert!(one.silence() && one.silence() && !readable(one.descriptor()));
+        assert!(one.silence(), "there is nothing to hear");
         drop(other);
         assert!(readable(one.descriptor()) && !one.silence());
     }
 
-    /// A peer that has kept what it gave us makes it block, lets the pipe fill, and reads what we
-    /// were to read: a poller that waited there would stand still with all of its connections.
+    /// A peer never listens, or moves what it hears to where there is no room: of a pipe, it had
+    /// the lock then. A poller that waited would stand still with all of its connections.
     #[test]
     fn a_peer_cannot_make_us_wait() {
-        let (_one, victim, theirs) = pair();
-        for end in &theirs {
-            let flags = fcntl_getfl(end).unwrap();
-            fcntl_setfl(end, flags.difference(OFlags::NONBLOCK)).unwrap();
-        }
-        (0..200_000).for_each(|_| victim.ring());
-        assert!(victim.silence(), "there is nothing to read");
+        let [victim, peer] = bells();
+        let (full, _other) = UnixStream::pair().unwrap();
+        full.set_nonblocking(true).unwrap();
+        while rustix::io::write(&full, &[0; 65_536]) != Err(Errno::AGAIN) {}
+        full.set_nonblocking(false).unwrap();
+        victim.ring();
+        let (sender, done) = mpsc::channel();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let hears = peer.descriptor();
+                splice(hears, None, &full, None, 1, SpliceFlags::empty())
+            });
+            let start = now();
+            while !waits.is_finished() && now().since(start) < Duration::from_millis(100) {
+                thread::yield_now();
+            }
+            scope.spawn(move || {
+                (0..20_000).for_each(|_| victim.ring());
+                assert!(victim.silence(), "there is nothing to hear");
+                drop(victim);
+                sender.send(()).unwrap();
+            });
+            let in_time = done.recv_timeout(Duration::from_secs(10));
+            full.shutdown(Shutdown::Both).unwrap();
+            assert!(in_time.is_ok(), "it waits for its peer");
+        });
     }
 
+    /// What takes long to close must not be closed where pollers hear.
     #[test]
-    fn what_is_no_pipe_is_refused() {
-        let (_, theirs) = Bell::pair().unwrap();
-        let (socket, _other) = rustix::net::socketpair(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::STREAM,
-            rustix::net::SocketFlags::empty(),
-            None,
-        )
-        .unwrap();
-        let file = tempfile::tempfile().unwrap();
-        for wrong in [socket.as_fd(), file.as_fd()] {
-            assert!(Bell::given([theirs[0].as_fd(), wrong]).is_err());
-            assert!(Bell::given([wrong, theirs[1].as_fd()]).is_err());
-        }
+    fn descriptors_are_not_taken() {
+        let [victim, peer] = bells();
+        let ([slow, _kept], _listener) = slow_to_close(10);
+        let line = Line { socket: peer.0, token: 0 };
+        line.send(&Message::Welcome, &[slow.as_fd()]).unwrap();
+        drop(slow);
+        let start = now();
+        assert!(readable(victim.descriptor()) && !victim.silence() && !victim.silence());
+        drop(victim);
+        assert!(now().since(start) < Duration::from_secs(5));
     }
 }

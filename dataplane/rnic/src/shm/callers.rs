@@ -87,8 +87,8 @@ fn most_frequent<T: Copy + Eq + Hash>(all: impl Iterator<Item = T>) -> Option<T>
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(one, _)| one)
 }
 
-/// Callers that wait. One goes if there are more.
-const CALLERS_MAX: usize = 256;
+/// Connections that wait, two for each queue pair. One goes if there are more.
+const CALLERS_MAX: usize = 512;
 /// So many turns of the clock a caller may wait until our own control thread knows it.
 const AGE_MAX: u32 = 1_000;
 
@@ -117,12 +117,12 @@ mod tests {
             callers.add(line(token));
             assert!(callers.make_room().is_none());
         }
-        callers.add(line(1_000));
-        callers.find(1_000).unwrap().hello = Some((Message::Welcome, Vec::new()));
+        callers.add(line(2_000));
+        callers.find(2_000).unwrap().hello = Some((Message::Welcome, Vec::new()));
         assert_eq!(callers.make_room().map(|line| line.token), Some(0));
-        assert_eq!(callers.who_said(&Message::Welcome), Some(1_000));
+        assert_eq!(callers.who_said(&Message::Welcome), Some(2_000));
         assert!((0..AGE_MAX).all(|_| callers.grow_older().is_empty()));
-        assert!(callers.take(1_000).is_some() && callers.take(1_000).is_none());
+        assert!(callers.take(2_000).is_some() && callers.take(2_000).is_none());
         assert_eq!(callers.grow_older().len(), CALLERS_MAX - 1);
         assert!(callers.is_empty());
     }
@@ -144,13 +144,13 @@ mod tests {
             callers.add(line_of(token, source));
             callers.make_room().map(|line| line.token)
         };
-        assert_eq!(goes(300, other), Some(3));
-        assert_eq!(goes(301, crowd), Some(4), "it has said something, unlike this one");
-        let silent: Vec<_> = (5..CALLERS_MAX as u64).chain([301]).collect();
+        assert_eq!(goes(1_300, other), Some(3));
+        assert_eq!(goes(1_301, crowd), Some(4), "it has said something, unlike this one");
+        let silent: Vec<_> = (5..CALLERS_MAX as u64).chain([1_301]).collect();
         for token in silent {
             callers.take(token).unwrap();
         }
-        (1_000..1_254).for_each(|token| says(&mut callers, token, crowd));
+        (2_000..).take(CALLERS_MAX - 2).for_each(|token| says(&mut callers, token, crowd));
         assert_eq!(callers.make_room().map(|line| line.token), Some(2), "all have said something");
     }
 }

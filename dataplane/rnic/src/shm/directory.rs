@@ -1,7 +1,7 @@
 //! The directory in which NICs meet, and the addresses that they have there.
 //!
 //! ```text
-//!   GID   | fd | hash of boot, device and inode: 56 bits | random: 48 bits | instance: 16 bits |
+//!   GID   | fd | hash of directory and form: 56 bits | random: 48 bits | instance: 16 bits |
 //!   MAC   | 02 | the first 40 bits of that hash |
 //!   mark  | instance: 16 bits | MAC |
 //! ```
@@ -9,8 +9,10 @@
 //! A GID has the form of an IPv6 address, and this is one of those that everybody may make up for
 //! use at home (RFC 4193). The first half is the same for all NICs of one directory of one host,
 //! and for no others: containers see the same device and inode for a directory that they share, and
-//! all of a host see the same boot. The second half is the NIC's own. Its instance is that of no
-//! other NIC in the directory, and the name of its socket.
+//! all of a host see the same boot. It depends on the form of messages, too: processes that would
+//! not understand each other, as an older version, are far from each other, and do not try. The
+//! second half is the NIC's own. Its instance is that of no other NIC in the directory, and the
+//! name of its socket.
 //!
 //! The mark has the form that RFC 7609 gives to a peer id, an instance and the MAC address of a NIC
 //! (A.2.1). So whoever is told the mark as a peer id learns whether that peer is near, before any
@@ -29,6 +31,7 @@ use rustix::net::{
 use smcr_proto::{Gid, MacAddress};
 
 use super::doubtful::Doubtful;
+use super::wire::FORM;
 
 /// An open directory, and the half of a GID that stands for it.
 #[derive(Debug)]
@@ -41,12 +44,17 @@ pub(super) struct Directory {
 impl Directory {
     /// Opens a directory, and removes the sockets of NICs that have ended without doing so.
     pub(super) fn open(path: &str) -> io::Result<Self> {
+        Self::open_for(path, FORM)
+    }
+
+    /// The same for processes whose messages have this form.
+    fn open_for(path: &str, form: u32) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let handle = open(path, flags, Mode::empty())?;
         let state = fstat(&handle)?;
         let boot = fs::read(BOOT)?;
         let [device, inode] = [state.st_dev, state.st_ino].map(u64::to_le_bytes);
-        let mut prefix = fnv(&[&boot, &device, &inode]).to_be_bytes();
+        let mut prefix = fnv(&[&boot, &device, &inode, &form.to_le_bytes()]).to_be_bytes();
         prefix[0] = LOCAL;
         let directory = Self { handle, prefix };
         directory.sweep();
@@ -191,8 +199,8 @@ const LOCAL: u8 = 0xfd;
 const PREFIX: &str = "smcgate-";
 /// What the names of sockets begin with on which nobody listens yet.
 const UNFINISHED: &str = ".new-";
-/// Connections that wait until the worker accepts them.
-const BACKLOG: i32 = 256;
+/// Connections that wait until the worker accepts them, two for each queue pair.
+const BACKLOG: i32 = 512;
 
 #[cfg(test)]
 mod tests {
@@ -221,6 +229,20 @@ mod tests {
         drop(listener);
         first.remove(gid);
         assert!(!second.has(gid) && !second.has_marked(mark));
+    }
+
+    /// A gateway of an older version must not be chosen as a peer, and then not understood.
+    #[test]
+    fn who_speaks_otherwise_is_far() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().to_str().unwrap();
+        let [older, own] = [FORM - 0x100, FORM].map(|form| Directory::open_for(path, form));
+        let (older, own) = (older.unwrap(), own.unwrap());
+        let [theirs, ours] = [&older, &own].map(|directory| directory.new_gid().unwrap());
+        let _both = (older.listen(theirs).unwrap(), own.listen(ours).unwrap());
+        assert!(older.has(theirs) && own.has(ours) && own.has_marked(mark_of(ours)));
+        assert!(!own.has(theirs) && !own.has_marked(mark_of(theirs)));
+        assert!(!older.has(ours) && !older.has_marked(mark_of(ours)));
     }
 
     /// Who was killed leaves his socket behind. The directory must not fill up with them.

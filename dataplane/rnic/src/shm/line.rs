@@ -44,7 +44,7 @@ impl Line {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(GIVEN_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !give.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(give)), "there is room for three");
+            assert!(control.push(SendAncillaryMessage::ScmRights(give)), "there is room for one");
         }
         let packet = message.encode();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -87,6 +87,6 @@ impl Line {
 }
 
 /// The most descriptors that come with a message.
-const GIVEN_MAX: usize = 3;
+const GIVEN_MAX: usize = 1;
 /// The most that can come with a packet (the kernel's SCM_MAX_FD).
 const PACKET_MAX: usize = 253;

@@ -10,7 +10,7 @@
 //! - **Who is near.** The first half of a GID is made from the directory and from this boot of the
 //!   host. Where it is the same, both NICs are on one host and in one directory: see `directory`.
 //! - **A queue pair** is a connection of such sockets, a ring in each direction (`ring`) in a
-//!   shared region, and two pipes by which the ends wake each other (`bell`).
+//!   shared region, and a second connection by which the ends wake each other (`bell`).
 //! - **A registered region** is shared by its descriptor. The peer asks for it, with the rkey, when
 //!   it first writes there, and gets it if its queue pair is of the same domain: see `worker`.
 //!

@@ -120,7 +120,10 @@ impl Pair {
         while let Some(news) = self.inbox.take() {
             match news {
                 // Too late, or once more. The peer hears that we are not there.
-                News::Connected(ring) if self.is_broken || self.is_lost => ring.say(State::Left),
+                News::Connected(ring) if self.is_broken || self.is_lost => {
+                    ring.say(State::Left);
+                    self.ticket.shared.ask(Job::Forget(ring));
+                }
                 News::Connected(ring) => {
                     self.ring = Some(ring);
                     has_connected = true;
@@ -259,6 +262,7 @@ impl Pair {
         self.flush(ready);
         let regions = self.keys.drain(..).map(|key| key.region).collect();
         self.ticket.shared.ask(Job::Unmap(regions));
+        self.ring.take().into_iter().for_each(|ring| self.ticket.shared.ask(Job::Forget(ring)));
     }
 
     /// Carries out what was posted, as far as possible.

@@ -80,15 +80,14 @@ impl Ring {
         Region::shared(MEMORY_LEN)
     }
 
-    /// What the caller has given us: the memory of the rings, and its bell.
+    /// Maps the memory of the rings that the caller has given us.
     ///
     /// # Errors
     ///
     /// If it is something else, or cannot be mapped.
-    pub(super) fn given(descriptors: &[Doubtful]) -> io::Result<(Region, Bell)> {
-        let [memory, hear, ring] = descriptors else { return Err(Errno::BADF.into()) };
-        let bell = Bell::given([hear.as_fd(), ring.as_fd()])?;
-        Ok((Self::memory_of_peer(memory.as_fd())?, bell))
+    pub(super) fn given(descriptors: &[Doubtful]) -> io::Result<Region> {
+        let [memory] = descriptors else { return Err(Errno::BADF.into()) };
+        Self::memory_of_peer(memory.as_fd())
     }
 
     /// Maps the memory that the caller has made.

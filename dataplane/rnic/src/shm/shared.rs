@@ -70,6 +70,8 @@ pub(super) enum Job {
     Leave(Qpn),
     /// Unmap these: it may take long.
     Unmap(Vec<Region>),
+    /// The same for the rings of a queue pair, whose bell is to be closed.
+    Forget(Box<Ring>),
 }
 
 /// What the worker has to say about a queue pair.

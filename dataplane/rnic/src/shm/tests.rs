@@ -12,12 +12,16 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
+};
 use rustix::time::{ClockId, clock_gettime};
 use smcr_memory::{Lease, Region, SendPool};
 use smcr_proto::{Instant, Rkey};
 use tempfile::TempDir;
 
+use super::bell::Bell;
 use super::*;
 use crate::{
     Completion, Domain, Event, Fabric as _, MESSAGE_LEN, Message, Opening as _, QpError, QpId,
@@ -327,6 +331,13 @@ fn a_nic_whose_directory_goes_is_gone() {
 pub(super) fn readable(descriptor: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&at_once)).unwrap() == 1
+}
+
+/// Both ends of a bell.
+pub(super) fn bells() -> [Bell; 2] {
+    let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (one, other) = ends.unwrap();
+    [one, other].map(|end| Bell::over(end.into()))
 }
 
 /// Whoever closes the first one waits so long for a peer that does not read: it is a socket in

@@ -27,9 +27,11 @@ impl Name {
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// From the caller: who it is, and whom it looks for. Three descriptors come with it: those of
-    /// the region with the rings, and of the pipes by which the callee hears and rings.
+    /// From the caller: who it is, and whom it looks for. The descriptor of the region with the
+    /// rings comes with it.
     Hello { caller: Name, qpn: Qpn, psn: Psn },
+    /// The same by another connection, which is to be the bell. Nothing else is said there.
+    Bell { caller: Name, qpn: Qpn, psn: Psn },
     /// The callee is there.
     Welcome,
     /// May I have the region of this key?
@@ -46,9 +48,12 @@ impl Message {
     /// How many descriptors come with it.
     pub(super) fn descriptors(&self) -> usize {
         match self {
-            Self::Hello { .. } => 3,
-            Self::Grant { .. } => 1,
-            Self::Welcome | Self::Ask(_) | Self::Refuse(_) | Self::Revoke(_) => 0,
+            Self::Hello { .. } | Self::Grant { .. } => 1,
+            Self::Bell { .. }
+            | Self::Welcome
+            | Self::Ask(_)
+            | Self::Refuse(_)
+            | Self::Revoke(_) => 0,
         }
     }
 
@@ -57,8 +62,8 @@ impl Message {
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &FORM.to_ne_bytes());
         match self {
-            Self::Hello { caller, qpn, psn } => {
-                put(4, &[1]);
+            Self::Hello { caller, qpn, psn } | Self::Bell { caller, qpn, psn } => {
+                put(4, &[if matches!(self, Self::Hello { .. }) { 1 } else { 7 }]);
                 put(8, &qpn.0.to_ne_bytes());
                 put(12, &psn.0.to_ne_bytes());
                 put(16, &caller.qpn.0.to_ne_bytes());
@@ -99,10 +104,15 @@ impl Message {
         }
         let rkey = Rkey(number(8));
         Some(match packet[4] {
-            1 => {
+            kind @ (1 | 7) => {
                 let gid = Gid(packet[24..40].try_into().expect("sixteen bytes of a packet"));
                 let caller = Name { gid, qpn: Qpn(number(16)), psn: Psn(number(20)) };
-                Self::Hello { caller, qpn: Qpn(number(8)), psn: Psn(number(12)) }
+                let (qpn, psn) = (Qpn(number(8)), Psn(number(12)));
+                if kind == 1 {
+                    Self::Hello { caller, qpn, psn }
+                } else {
+                    Self::Bell { caller, qpn, psn }
+                }
             }
             2 => Self::Welcome,
             3 => Self::Ask(rkey),
@@ -119,7 +129,7 @@ impl Message {
 
 /// The form of messages and rings: the second byte grows with each change. Processes of another
 /// word size have other rings.
-const FORM: u32 = 0x5348_0200 | usize::BITS;
+pub(super) const FORM: u32 = 0x5348_0300 | usize::BITS;
 
 #[cfg(test)]
 mod tests {
@@ -130,6 +140,7 @@ mod tests {
         let caller = Name { gid: Gid([7; 16]), qpn: Qpn(8), psn: Psn(9) };
         let all = [
             Message::Hello { caller, qpn: Qpn(1), psn: Psn(2) },
+            Message::Bell { caller, qpn: Qpn(1), psn: Psn(2) },
             Message::Welcome,
             Message::Ask(Rkey(u32::MAX)),
             Message::Grant { rkey: Rkey(3), address: u64::MAX - 1 },
@@ -146,5 +157,7 @@ mod tests {
         packet[4] = 2;
         packet[0] ^= 1;
         assert_eq!(Message::decode(&packet), None, "another form");
+        packet[..4].copy_from_slice(&(0x5348_0200 | usize::BITS).to_ne_bytes());
+        assert_eq!(Message::decode(&packet), None, "bells were pipes then");
     }
 }

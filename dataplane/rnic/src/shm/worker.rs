@@ -1,9 +1,9 @@
 //! The thread of a NIC that does what may take long: it connects queue pairs and maps memory.
 //!
-//! Each queue pair has a connection of its own between the workers of the two NICs. The end with
-//! the smaller name calls the other. Whoever connects says first which queue pair it means, and
-//! proves that it was told of it. It may come before the callee's control thread knows the caller,
-//! so the worker keeps callers whom nobody expects for a while.
+//! Each queue pair has a connection of its own between the workers of the two NICs, and one that is
+//! its bell. The end with the smaller name calls the other. Whoever connects says first which queue
+//! pair it means, and proves that it was told of it. It may come before the callee's control thread
+//! knows the caller, so the worker keeps callers whom nobody expects for a while.
 //!
 //! A region is asked for by its key when the peer first writes there, and not announced: so the
 //! rkey works from the moment that it exists, and it gives access only to peers of its domain,
@@ -33,7 +33,7 @@ use super::entrance::Entrance;
 use super::line::{Line, Packet};
 use super::ring::Ring;
 use super::shared::{Job, News, Shared};
-use super::wire::Message;
+use super::wire::{Message, Name};
 use crate::Domain;
 
 /// The worker of one NIC.
@@ -149,6 +149,7 @@ impl Worker {
                     self.shared.free_number(qpn);
                 }
                 Job::Unmap(regions) => drop(regions),
+                Job::Forget(ring) => drop(ring),
             }
         }
     }
@@ -200,8 +201,10 @@ impl Worker {
             return;
         }
         let (own, peer) = (end.own, end.peer);
-        let socket = match self.shared.directory.call(peer.gid) {
-            Ok(socket) => Doubtful::from(socket),
+        let call = || self.shared.directory.call(peer.gid).map(Doubtful::from);
+        let called = call().and_then(|bell| Ok((bell, call()?)));
+        let (bell, socket) = match called {
+            Ok(both) => both,
             Err(Errno::AGAIN) => {
                 self.again.push(qpn);
                 return;
@@ -212,22 +215,18 @@ impl Worker {
             return self.tell(qpn, News::Unreachable);
         }
         let said = Ring::memory().and_then(|memory| {
-            let (bell, [hear, ring]) = Bell::pair()?;
-            let line = self.watch(socket)?;
-            let hello = Message::Hello { caller: own, qpn: peer.qpn, psn: peer.psn };
+            let (caller, Name { qpn, psn, .. }) = (own, peer);
+            let [bell, line] = [bell, socket].map(|socket| Line { socket, token: NOBODY });
+            bell.send(&Message::Bell { caller, qpn, psn }, &[])?;
             let descriptor = memory.descriptor().expect("the memory of a ring is shared");
-            let sent = line.send(&hello, &[descriptor, hear.as_fd(), ring.as_fd()]);
-            Ok((sent, line, memory, bell))
+            line.send(&Message::Hello { caller, qpn, psn }, &[descriptor])?;
+            Ok((self.watch(line.socket)?, memory, Bell::over(bell.socket)))
         });
         match said {
-            Ok((Ok(()), line, memory, bell)) => {
+            Ok((line, memory, bell)) => {
                 self.owners.insert(line.token, qpn);
                 let end = self.ends.get_mut(&qpn).expect("it was there above");
                 end.stage = Stage::Calling { line, memory, bell };
-            }
-            Ok((Err(_), line, ..)) => {
-                self.unwatch(&line);
-                self.tell(qpn, News::Unreachable);
             }
             Err(_) => self.tell(qpn, News::Unreachable),
         }
@@ -247,28 +246,37 @@ impl Worker {
         }
     }
 
-    /// Answers the caller that has asked for this queue pair, if there is one. We do not call.
+    /// Answers the caller that has asked for this queue pair, and has brought a bell, if there is
+    /// one. If it is for us to call, nobody is answered: there would be two connections.
     fn answer_whoever_waits(&mut self, qpn: Qpn) {
-        let end = &self.ends[&qpn];
-        let wanted = Message::Hello { caller: end.peer, qpn, psn: end.own.psn };
-        if let Some(token) = self.callers.who_said(&wanted) {
-            self.answer(token, qpn);
+        let Some(end) = self.ends.get(&qpn) else { return };
+        if !matches!(end.stage, Stage::Apart) || end.own.calls(&end.peer) {
+            return;
+        }
+        let (caller, psn) = (end.peer, end.own.psn);
+        let bell = self.callers.who_said(&Message::Bell { caller, qpn, psn });
+        let hello = self.callers.who_said(&Message::Hello { caller, qpn, psn });
+        if let (Some(hello), Some(bell)) = (hello, bell) {
+            self.answer(qpn, hello, bell);
         }
     }
 
-    /// Connects a queue pair to the caller with this token, who has asked for it.
-    fn answer(&mut self, token: u64, qpn: Qpn) {
-        let caller = self.callers.take(token).expect("a caller that waits");
-        let Caller { line, hello, .. } = caller;
+    /// Connects a queue pair to the caller that has asked for it by connections of these tokens.
+    fn answer(&mut self, qpn: Qpn, hello: u64, bell: u64) {
+        let [hello, bell] = [hello, bell].map(|token| self.callers.take(token));
+        let Caller { line, hello, .. } = hello.expect("a caller that waits");
+        let bell = bell.expect("as above").line;
+        // Its poller hears it from now on.
+        self.unwatch(&bell);
         let (_, descriptors) = hello.expect("it has said whom it wants");
-        let rings = Ring::given(&descriptors);
-        let welcome = rings.and_then(|rings| {
+        let welcome = Ring::given(&descriptors).and_then(|memory| {
             line.send(&Message::Welcome, &[])?;
-            Ok(rings)
+            Ok(memory)
         });
         let end = self.ends.get_mut(&qpn).expect("the queue pair that was asked for");
         match welcome {
-            Ok((memory, bell)) => {
+            Ok(memory) => {
+                let bell = Bell::over(bell.socket);
                 self.owners.insert(line.token, qpn);
                 end.stage = Stage::Talking(line);
                 self.tell(qpn, News::Connected(Box::new(Ring::new(memory, false, bell))));
@@ -366,16 +374,8 @@ impl Worker {
         caller.hello = Some((message, descriptors));
         // Our own control thread may have told us of the queue pair just before.
         self.do_jobs();
-        if let Message::Hello { caller, qpn, psn } = message
-            && let Some(end) = self.ends.get(&qpn)
-            && matches!(end.stage, Stage::Apart)
-            // Else we call it, at any moment, and there would be two connections.
-            && !end.own.calls(&end.peer)
-            && (end.peer, end.own.psn) == (caller, psn)
-            // That job may have been the one to answer, in vain.
-            && self.callers.find(token).is_some()
-        {
-            self.answer(token, qpn);
+        if let Message::Hello { qpn, .. } | Message::Bell { qpn, .. } = message {
+            self.answer_whoever_waits(qpn);
         }
         true
     }
@@ -486,7 +486,9 @@ fn now() -> Instant {
 const WORK: u64 = 0;
 const ENTRANCE: u64 = 1;
 const WATCH: u64 = 2;
-const FIRST_TOKEN: u64 = 3;
+/// Of a connection that is not watched.
+const NOBODY: u64 = 3;
+const FIRST_TOKEN: u64 = 4;
 const EVENTS_PER_TURN: usize = 64;
 /// The most packets of one connection that are read while others wait.
 const PACKETS_PER_TURN: usize = 16;

@@ -67,6 +67,14 @@ impl Hostile {
         Line { socket: self.directory.call(gid).unwrap().into(), token: 0 }
     }
 
+    /// Brings a bell to the victim.
+    fn bell_to(&self, victim: QpAddress) -> Bell {
+        let line = self.call(victim.gid);
+        let (qpn, psn) = (victim.qpn, victim.psn);
+        line.send(&Message::Bell { caller: self.own, qpn, psn }, &[]).unwrap();
+        Bell::over(line.socket)
+    }
+
     /// Has the victim close something that nobody else has.
     pub(super) fn leave_behind(&self, what: UnixStream, victim: Gid) {
         let line = self.call(victim);
@@ -86,11 +94,9 @@ impl Hostile {
 
     /// The same for a queue pair of which it was told.
     fn capture_at(&self, address: QpAddress, qp: QpId) -> Captured {
-        let line = self.call(address.gid);
+        let (line, bell) = (self.call(address.gid), self.bell_to(address));
         let memory = Ring::memory().unwrap();
-        let (bell, [hear, ring]) = Bell::pair().unwrap();
-        let given = [memory.descriptor().unwrap(), hear.as_fd(), ring.as_fd()];
-        line.send(&self.hello_to(address), &given).unwrap();
+        line.send(&self.hello_to(address), &[memory.descriptor().unwrap()]).unwrap();
         assert!(matches!(next(&line), Packet::Message(Message::Welcome, _)));
         Captured { line, memory, bell, qp }
     }
@@ -110,15 +116,19 @@ impl Hostile {
     /// Is called by the victim, and answers as an honest peer would.
     fn be_called(&self, victim: &mut Nic) -> Captured {
         let (address, qp) = self.open_at(victim);
-        let line = self.accept();
+        let [bell, line] = [(); 2].map(|()| self.accept());
+        let Packet::Message(Message::Bell { qpn, psn, .. }, _) = next(&bell) else {
+            panic!("no bell");
+        };
+        assert_eq!((qpn, psn), (self.own.qpn, self.own.psn));
         let Packet::Message(Message::Hello { caller, qpn, psn }, given) = next(&line) else {
             panic!("no hello");
         };
         assert_eq!((qpn, psn), (self.own.qpn, self.own.psn));
         assert_eq!((caller.qpn, caller.psn), (address.qpn, address.psn));
-        let (memory, bell) = Ring::given(&given).unwrap();
+        let memory = Ring::given(&given).unwrap();
         line.send(&Message::Welcome, &[]).unwrap();
-        Captured { line, memory, bell, qp }
+        Captured { line, memory, bell: Bell::over(bell.socket), qp }
     }
 }
 
@@ -257,8 +267,8 @@ fn a_useless_hello_that_comes_too_early_breaks_its_queue_pair_only() {
         let victim = &mut nics[1];
         let opening = victim.rnic.open_for(victim.domain, Messages::Long).unwrap();
         let address = opening.address();
-        let line = hostile.call(address.gid);
-        // It is accepted by then.
+        let (line, _bell) = (hostile.call(address.gid), hostile.bell_to(address));
+        // Both are accepted by then.
         thread::sleep(Duration::from_millis(2));
         line.send(&hostile.hello_to(address), &[]).unwrap();
         let qp = opening.connect(hostile.address()).unwrap();
@@ -279,17 +289,15 @@ fn who_is_to_be_called_cannot_call() {
     listen(&hostile.listener, 0).unwrap();
     let _in_the_way = hostile.call(hostile.own.gid);
     let (address, qp) = hostile.open_at(&mut nics[1]);
-    let first = hostile.call(address.gid);
+    let (first, _bell) = (hostile.call(address.gid), hostile.bell_to(address));
     let memory = Ring::memory().unwrap();
-    let (_bell, [hear, ring]) = Bell::pair().unwrap();
-    let given = [memory.descriptor().unwrap(), hear.as_fd(), ring.as_fd()];
-    first.send(&hostile.hello_to(address), &given).unwrap();
+    first.send(&hostile.hello_to(address), &[memory.descriptor().unwrap()]).unwrap();
     thread::sleep(Duration::from_millis(30));
     // What is closed from now on waits for this.
     let ([slow, _kept], _listener) = slow_to_close(2);
     caller.leave_behind(slow, address.gid);
-    drop(hostile.accept());
-    let second = hostile.accept();
+    listen(&hostile.listener, 8).unwrap();
+    let [_, _, second] = [(); 3].map(|()| hostile.accept());
     assert!(matches!(next(&second), Packet::Message(Message::Hello { .. }, _)));
     let was_let_in = !matches!(first.receive(), Packet::None);
     nics[1].fabric.release(now(), qp);
@@ -452,9 +460,8 @@ fn a_stranger_cannot_take_a_queue_pair() {
     let hostile = Hostile::new(&place, true);
     let (address, qp) = hostile.open_at(&mut nics[1]);
     let memory = Ring::memory().unwrap();
-    let (_bell, [hear, ring]) = Bell::pair().unwrap();
-    let [hear, ring] = [hear.as_fd(), ring.as_fd()];
-    let given = [memory.descriptor().unwrap(), hear, ring];
+    let whole = memory.descriptor().unwrap();
+    let given = [whole];
     for wrong in [
         QpAddress { psn: Psn(address.psn.0 ^ 1), ..address },
         QpAddress { qpn: Qpn(address.qpn.0 ^ 1), ..address },
@@ -470,25 +477,25 @@ fn a_stranger_cannot_take_a_queue_pair() {
     let line = hostile.call(address.gid);
     send(&line.socket, &[0; 100], SendFlags::empty()).unwrap();
     assert!(matches!(next(&line), Packet::End), "nonsense");
+    // Of an older version, or without a bell.
+    let mut older = hostile.hello_to(address).encode();
+    older[1] -= 1;
+    let line = hostile.call(address.gid);
+    send(&line.socket, &older, SendFlags::empty()).unwrap();
+    assert!(matches!(next(&line), Packet::End), "older");
+    let line = hostile.call(address.gid);
+    line.send(&hostile.hello_to(address), &given).unwrap();
     for_a_while(&mut [&mut nics[1]]);
     assert!(!nics[1].fabric.is_connected(qp));
 
     // It knows the queue pair, but what it brings cannot be used.
     let (_other, packets) = pair_of(SocketType::SEQPACKET);
-    let whole = memory.descriptor().unwrap();
     let small = Region::shared(4_096).unwrap();
-    let gifts: [&[BorrowedFd<'_>]; 6] = [
-        &[],
-        &[whole, hear],
-        &[whole, hear, packets.as_fd()],
-        &[whole, packets.as_fd(), ring],
-        &[hear, ring, whole],
-        &[small.descriptor().unwrap(), hear, ring],
-    ];
+    let gifts: [&[BorrowedFd<'_>]; 3] = [&[], &[packets.as_fd()], &[small.descriptor().unwrap()]];
     for given in gifts {
         let (address, qp) = hostile.open_at(&mut nics[1]);
         nics[1].send(qp, HELLO);
-        let line = hostile.call(address.gid);
+        let (line, _bell) = (hostile.call(address.gid), hostile.bell_to(address));
         line.send(&hostile.hello_to(address), given).unwrap();
         until(&mut [&mut nics[1]], |nics| nics[0].broke(qp).is_some());
         assert_eq!(nics[1].broke(qp), Some(QpError::RetriesExceeded));

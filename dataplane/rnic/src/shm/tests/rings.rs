@@ -1,18 +1,16 @@
 //! Rings, from the side of a peer that writes into them whatever it likes.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use smcr_memory::Region;
 
-use super::super::bell::Bell;
 use super::super::ring::{Nonsense, Received, Ring, State};
+use super::bells;
 use crate::{LONG_MESSAGE_MAX, MESSAGE_LEN};
 
 /// Both ends, and their memory.
 fn rings() -> (Ring, Ring, Region) {
-    let (one, [hear, ring]) = Bell::pair().unwrap();
-    let other = Bell::given([hear.as_fd(), ring.as_fd()]).unwrap();
+    let [one, other] = bells();
     let memory = Ring::memory().unwrap();
     let peers = Ring::memory_of_peer(memory.descriptor().unwrap()).unwrap();
     (Ring::new(memory.clone(), true, one), Ring::new(peers, false, other), memory)
