@@ -106,7 +106,7 @@ fn counters_of_an_rnic_go_on_when_it_comes_back() {
 /// reload has waited for its names in vain, it must not bring the old file back.
 #[test]
 fn a_configuration_that_was_read_earlier_does_not_come_back() {
-    let (mut gateway, _) = halted(214, "");
+    let (mut gateway, _) = halted(218, "");
     let now = gateway.clock.now();
     let mut reload = |name: &str, order| {
         let mut config = gateway.config.clone();

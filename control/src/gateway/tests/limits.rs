@@ -230,9 +230,11 @@ fn what_exceeds_a_limit_comes_in_without_smc_r() {
     let _beside = near.relay_rendezvous(far.gateway);
     let mut first_server = far.accept();
     assert_echo(&mut first, &mut first_server);
-    // At the client's gateway no Proposal is sent.
-    let (mut second, mut server) = (connect(near.gateway), near.accept());
-    assert_echo(&mut second, &mut server);
+    // At the client's gateway no Proposal is sent, and a server that awaits one hears of that.
+    let (mut second, mut server) = (connect(near.gateway), Peer::new(near.accept()));
+    let Some(Frame::Decline(decline)) = server.hear() else { panic!("no Decline") };
+    assert_eq!(decline.diagnosis, Diagnosis::OVER_LIMIT);
+    assert_echo(&mut second, &mut server.socket);
     // At the server's gateway a Proposal is declined.
     let mut third = Peer::new(connect(far.gateway));
     let mut server = far.accept();
