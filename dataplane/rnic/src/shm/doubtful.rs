@@ -198,7 +198,7 @@ const THREADS_OF_A_USER_MAX: usize = 16;
 /// A thread that only closes needs little.
 const STACK_BYTES: usize = 64 << 10;
 /// More than come at once when the queue pairs of a process leave.
-const OF_A_SOURCE_MAX: usize = 1_024;
+const OF_A_SOURCE_MAX: usize = 2_048;
 /// More than come at once when the peers of a NIC leave, and few of those that a process may have.
 const WAITING_MAX: usize = 4_096;
 
