@@ -430,9 +430,9 @@ fn a_dialled_server_is_told_that_there_is_no_proposal() {
     assert_eq!(declined(&drain(&mut client, due)), Some(Diagnosis::TOO_BUSY));
 }
 
-/// Where SMC-R is assumed, a server awaits a Proposal whatever our SYN says. Connections that were to
-/// stay TCP were reset: it took the first bytes of the application for a message. Other servers get
-/// no message.
+/// Where SMC-R is assumed, a server awaits a Proposal whatever our SYN says. Connections that were
+/// to stay TCP were reset: it took the first bytes of the application for a message. Other servers
+/// get no message.
 #[test]
 fn an_assumed_server_is_told_that_there_is_no_proposal() {
     let assumed = |settings: &mut Settings| settings.is_assumed = true;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, sockopt};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -347,9 +348,15 @@ impl Streams for Kernel {
             // It keeps its place, and is an ordinary byte.
             return self.write_slice(stream, &[byte]).map(drop);
         }
-        let sent = rustix::net::send(stream, &[byte], URGENT)?;
-        assert_eq!(sent, 1, "one byte is taken or refused");
-        Ok(())
+        match rustix::net::send(stream, &[byte], URGENT) {
+            // Before Linux 5.15, or built without it, the kernel has no urgent bytes for a program
+            // of this host. It keeps its place here, too.
+            Err(Errno::OPNOTSUPP) => self.write_slice(stream, &[byte]).map(drop),
+            sent => {
+                assert_eq!(sent?, 1, "one byte is taken or refused");
+                Ok(())
+            }
+        }
     }
 
     fn bypassed(&self, stream: &Near) -> (u64, u64) {
@@ -469,6 +476,22 @@ mod tests {
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].key, KEY);
         events[0]
+    }
+
+    /// Kernels without urgent bytes in Unix sockets refuse one. It was taken for the end of the
+    /// program, and the connection stood still. No socket of packets has them.
+    #[test]
+    fn an_urgent_byte_is_an_ordinary_one_where_the_kernel_has_none() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let waker = Waker::new().unwrap();
+        let mut kernel = Kernel::new(waker.descriptor(), None, Clock::new()).unwrap();
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (near, program) = socketpair(family, kind, SocketFlags::NONBLOCK, None).unwrap();
+        assert_eq!(send(&near, b"!", URGENT), Err(Errno::OPNOTSUPP), "as on those kernels");
+        kernel.write_urgent(&Near::from(near), b'!').unwrap();
+        let mut room = [0; 2];
+        let read = rustix::io::read(&program, &mut room).unwrap();
+        assert_eq!(&room[..read], b"!");
     }
 
     /// A program's end is a reset when it has said so, and nobody has its socket any more. Of TCP

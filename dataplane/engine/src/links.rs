@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use smcr_memory::SendPool;
+use smcr_memory::{Lease, SendPool};
 use smcr_proto::Instant;
 use smcr_rnic::{QpId, Tag, Work};
 
@@ -41,8 +41,8 @@ pub(crate) struct Link {
     pub(crate) sends: Vec<Work>,
     /// Work requests that the queue pair still takes this turn.
     pub(crate) budget: usize,
-    /// Bytes of new data in work requests that have not completed.
-    pub(crate) lent: u64,
+    /// New data in work requests that have not completed.
+    lent: Lent,
     /// Who waits until the link takes more new data.
     waiting: Waiting,
     /// Work requests that the queue pair takes while none is under way.
@@ -105,7 +105,7 @@ impl Links {
             writes: Vec::new(),
             sends: Vec::new(),
             budget,
-            lent: 0,
+            lent: Lent::default(),
             waiting: Waiting::default(),
             depth: budget,
             busy: false,
@@ -238,16 +238,58 @@ impl Link {
         idle && served && self.retire_by.is_none()
     }
 
+    /// A work request with new data is posted.
+    pub(crate) fn lend(&mut self, lease: &Lease) {
+        self.lent.add(lease.chunk(), lease.len());
+    }
+
+    /// One that was posted has completed.
+    pub(crate) fn came_home(&mut self, lease: &Lease) {
+        self.lent.remove(lease.chunk(), lease.len());
+    }
+
     /// What keeps new data off the link for now, if anything does. Of the `pool`, it has a share.
     pub(crate) fn obstacle(&self, pool: &SendPool) -> Option<Obstacle> {
         if self.budget < WORK_PER_FLUSH {
             Some(Obstacle::Queue)
-        } else if !pool.is_fair(self.lent) {
+        } else if !pool.is_fair(self.lent.bytes, self.lent.chunks.len()) {
             Some(Obstacle::Share)
         } else if !pool.has_room() {
             Some(Obstacle::Pool)
         } else {
             None
+        }
+    }
+}
+
+/// What a link has borrowed from the send pool. A few bytes keep the whole chunk in which they are,
+/// so chunks count as well.
+#[derive(Debug, Default)]
+struct Lent {
+    bytes: u64,
+    /// The chunks in which bytes are, and how many leases are in each, in the order in which they
+    /// were lent. They come home in that order, too, and the pool fills one chunk after another, so
+    /// each stands here once.
+    chunks: VecDeque<(u32, u32)>,
+}
+
+impl Lent {
+    fn add(&mut self, chunk: u32, bytes: u32) {
+        self.bytes += u64::from(bytes);
+        match self.chunks.back_mut() {
+            Some((last, leases)) if *last == chunk => *leases += 1,
+            Some(_) | None => self.chunks.push_back((chunk, 1)),
+        }
+    }
+
+    fn remove(&mut self, chunk: u32, bytes: u32) {
+        self.bytes -= u64::from(bytes);
+        // Whatever the order, it is the first in nearly all cases.
+        let at = self.chunks.iter().position(|(one, _)| *one == chunk).expect("it was lent");
+        let leases = &mut self.chunks[at].1;
+        *leases -= 1;
+        if *leases == 0 {
+            self.chunks.remove(at);
         }
     }
 }
@@ -343,7 +385,7 @@ mod tests {
             (0..16).map(|_| pool.fill(4_096, |room| Ok::<_, ()>(room.len())).unwrap()).collect();
         let obstacle = |links: &mut Links, lent, pool: &SendPool| {
             let link = links.by_id(LinkId(1_000)).unwrap();
-            link.lent = lent;
+            link.lent.bytes = lent;
             link.obstacle(pool)
         };
         assert_eq!(obstacle(&mut links, 1, &pool), Some(Obstacle::Share));
@@ -354,6 +396,46 @@ mod tests {
         links.wait_for(LinkId(1_000), 8);
         links.remove(LinkId(1_000)).unwrap();
         assert!(!links.may_go_on(&pool) && links.next_waiting(&mut 0, &pool).is_none());
+    }
+
+    /// A link that takes in nothing, beside one that carries much: each of its small writes stands
+    /// in another chunk, and keeps the whole of it. It had all chunks, and nobody sent anything.
+    #[test]
+    fn small_writes_that_do_not_come_home_leave_chunks_for_others() {
+        let mut pool = SendPool::new(Region::new(65_536).unwrap(), 4_096);
+        let mut links = links(2);
+        let mut kept = Vec::new();
+        let lend = |links: &mut Links, pool: &mut SendPool, id, len: u32| {
+            let link = links.by_id(LinkId(id)).unwrap();
+            let obstacle = link.obstacle(pool);
+            if obstacle.is_some() {
+                return Err(obstacle);
+            }
+            let lease = pool.fill(len, |room| Ok::<_, ()>(room.len())).unwrap();
+            let lease = lease.unwrap().unwrap();
+            link.lend(&lease);
+            Ok(lease)
+        };
+        let (mut blocked, mut carried) = (None, 0);
+        for _ in 0..100 {
+            match lend(&mut links, &mut pool, 1_000, 64) {
+                Ok(lease) => kept.push(lease),
+                Err(obstacle) => blocked = obstacle,
+            }
+            let lease = lend(&mut links, &mut pool, 1_001, 4_096).expect("it keeps nothing");
+            let link = links.by_id(LinkId(1_001)).unwrap();
+            link.came_home(&lease);
+            pool.take_back(lease);
+            carried += 1;
+        }
+        assert_eq!((blocked, carried), (Some(Obstacle::Share), 100));
+        assert!((7..=9).contains(&kept.len()), "{} chunks", kept.len());
+        let link = links.by_id(LinkId(1_000)).unwrap();
+        for lease in kept {
+            link.came_home(&lease);
+            pool.take_back(lease);
+        }
+        assert_eq!(link.obstacle(&pool), None);
     }
 
     /// Where the pool has little, the same link does not always come first.

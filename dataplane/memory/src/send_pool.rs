@@ -150,11 +150,13 @@ impl SendPool {
         chunks as u64 * u64::from(self.chunk_bytes)
     }
 
-    /// Whether a link that has lent out so many bytes may lend more: it may have as many as are
-    /// free. So a link that is alone gets half of the pool, several links get equal shares, and
+    /// Whether a link that has lent out so many bytes, which stand in so many chunks, may lend
+    /// more: it may have as many as are free, and a chunk is not free before the last lease in it
+    /// is home. So a link that is alone gets half of the pool, several links get equal shares, and
     /// something is always left for the next one.
-    pub fn is_fair(&self, lent: u64) -> bool {
-        lent <= self.free.len() as u64 * u64::from(self.chunk_bytes)
+    pub fn is_fair(&self, lent: u64, chunks: usize) -> bool {
+        let free = self.free.len();
+        chunks <= free && lent <= free as u64 * u64::from(self.chunk_bytes)
     }
 
     /// Whether a [`fill`](Self::fill) finds room, however much it asks for. If not, it may all the
@@ -188,6 +190,11 @@ impl Lease {
     #[allow(clippy::len_without_is_empty, reason = "a lease is never empty")]
     pub fn len(&self) -> u32 {
         self.len
+    }
+
+    /// The chunk in which the bytes are.
+    pub fn chunk(&self) -> u32 {
+        self.chunk
     }
 
     /// The address of the first byte, as a NIC is told it.

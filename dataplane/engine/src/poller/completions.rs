@@ -23,7 +23,7 @@ impl<F: Fabric, S: Streams> Poller<F, S> {
                 if let Request::Write(_) = request
                     && let Some(link) = self.links.by_qp(qp)
                 {
-                    link.lent -= u64::from(lease.len());
+                    link.came_home(&lease);
                 }
                 let (Request::Write(id) | Request::Replay(id)) = request else {
                     panic!("a message has no lease");

@@ -132,12 +132,14 @@ impl Smc {
             false => self.connection.produce(lease.len()),
         };
         let [head, tail] = span.pieces();
-        link.lent += u64::from(lease.len());
         // RFC 7609 4.7.4 #1: write wrapped data in two pieces
         if tail.is_empty() {
+            link.lend(&lease);
             self.write(link, lease, head.start, Request::Write(id));
         } else {
             let (first, second) = pool.split(lease, head.end - head.start);
+            link.lend(&first);
+            link.lend(&second);
             self.write(link, first, head.start, Request::Write(id));
             self.write(link, second, tail.start, Request::Write(id));
         }

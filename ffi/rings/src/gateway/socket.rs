@@ -27,6 +27,13 @@ impl Gateway {
             match send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 // If the socket is full of them, it is readable.
                 Ok(_) | Err(Errno::AGAIN) => {}
+                // There is no memory for it. What it would tell of is in the ring already, so the
+                // write has not failed; it is sent when somebody looks at the rings by himself.
+                Err(Errno::NOBUFS | Errno::NOMEM) => {
+                    self.word(Word::Token).store(0, SeqCst);
+                    self.tell_other(Word::Token, Item::Token);
+                    self.misses.store(true, Relaxed);
+                }
                 // The program has shut down reading: it is readable, too, and reads what comes.
                 Err(Errno::PIPE) if !is_hung_up(socket) => {}
                 Err(error) => return Err(error.into()),
