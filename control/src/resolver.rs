@@ -186,8 +186,17 @@ fn ask_servers(
     names: &BTreeSet<String>,
 ) -> io::Result<BTreeMap<String, Vec<IpAddr>>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let resolver = Whom::new(servers).renewed();
-    let resolver = resolver.ok_or_else(|| io::Error::other("nobody is there to be asked"))?;
+    let mut whom = Whom::new(servers);
+    let resolver = whom.renewed();
+    // For a name of which the file has one family only, a silent server would be asked for the
+    // other, and both be lost.
+    let listed = names.iter().map(|name| (name.clone(), in_order(whom.in_hosts(name))));
+    let mut found: BTreeMap<_, _> = listed.filter(|(_, listed)| !listed.is_empty()).collect();
+    let resolver = match resolver {
+        Some(resolver) => resolver,
+        None if found.is_empty() => return Err(io::Error::other("nobody is there to be asked")),
+        None => return Ok(found),
+    };
     runtime.block_on(async {
         let ask = |name: &String| {
             let (resolver, name) = (resolver.clone(), name.clone());
@@ -196,8 +205,8 @@ fn ask_servers(
                 Some((name, answer.ok()?.ok()?.0))
             })
         };
-        let asked: Vec<_> = names.iter().map(ask).collect();
-        let mut found = BTreeMap::new();
+        let asked: Vec<_> =
+            names.iter().filter(|name| !found.contains_key(*name)).map(ask).collect();
         for one in asked {
             found.extend(one.await.ok().flatten());
         }

@@ -32,6 +32,11 @@ impl Service {
             match passed.take_tcp_listener(index) {
                 Ok(Some(socket)) => {
                     let socket = OwnedFd::from(socket);
+                    // Nobody may wait at it, whoever it is for.
+                    if let Err(error) = rustix::io::ioctl_fionbio(&socket, true) {
+                        tracing::warn!(%error, "a socket that was passed cannot be used");
+                        continue;
+                    }
                     sockets.extend(local_address(&socket).map(|address| (address, socket)));
                 }
                 Ok(None) => {}

@@ -47,6 +47,10 @@ libibverbs() {
     fi
     library=$(readlink -f "${library%/*}")/${library##*/}
     folder=${library%/*}/libibverbs
+    if ! compgen -G "$folder/*.so" >/dev/null || ! compgen -G '/etc/libibverbs.d/*.driver' >/dev/null; then
+        echo "rootfs: libibverbs has no drivers here, so the image has no RNICs of kind \"verbs\"" >&2
+        return 0
+    fi
     for file in "$library" "$folder"/*.so $(ldd "$library" "$folder"/*.so | grep -o '/[^ ]*' |
         grep -v ':$' | sort -u); do
         install -D -m 755 "$file" "$root$file"

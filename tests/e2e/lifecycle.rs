@@ -459,3 +459,27 @@ fn a_socket_that_was_passed_offers_nothing_while_the_gateway_stops() {
     assert_eq!((totals.connections_tcp, totals.handshakes_failed), (1, 0));
     assert_echo(&first, &server);
 }
+
+/// A socket that was passed and for which no listener is configured, which blocks, as those of
+/// systemd do: the control thread waited there for a second connection, and did nothing else.
+#[test]
+#[ignore = "needs root and network namespaces; run by scripts/test e2e"]
+fn a_socket_that_was_passed_for_nobody_refuses_and_holds_nobody_up() {
+    let hosts = Hosts::new("a_socket_that_was_passed_for_nobody_refuses_and_holds_nobody_up");
+    let _b = Pair::server_side(&hosts, &[PORT + 1]).start(&hosts, &hosts.b);
+    let near = Pair::client_side(&hosts, &[PORT + 1]);
+    let a = near.under(&["python3", "-c", PASS_AND_KEEP, "127.0.0.1"]).start(&hosts, &hosts.a);
+    let listener = hosts.b.listen(local(PORT + 1));
+    for _ in 0..3 {
+        let client = hosts.a.connect(local(PORT));
+        let read = client.and_then(|client| {
+            set_limit(&client, LIMIT);
+            (&client).read(&mut [0])
+        });
+        assert_eq!(read.expect_err("nobody serves it").kind(), ErrorKind::ConnectionReset);
+        let client = hosts.a.connect(local(PORT + 1)).expect("the gateway listens");
+        set_limit(&client, LIMIT);
+        assert_echo(&client, &accept(&listener, LIMIT));
+    }
+    assert_eq!(a.stats().totals.connections_smc, 3);
+}

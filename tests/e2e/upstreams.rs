@@ -207,9 +207,15 @@ fn name_servers_of_the_host_may_change() {
     assert_eq!(said("can be looked up again"), 1);
 }
 
-/// A gateway on host a that asks whom this file names, and whose upstreams are these names.
+/// A gateway on host a that asks whom this file names, and whose upstreams are these names. A file
+/// `hosts` beside it takes the place of that of this machine.
 fn start_asking<'h>(hosts: &'h Hosts, resolv_conf: &Path, listeners: &str) -> Gateway<'h> {
-    let bind = format!("mount --bind {} /etc/resolv.conf && exec \"$@\"", resolv_conf.display());
+    let mut bind = format!("mount --bind {} /etc/resolv.conf && ", resolv_conf.display());
+    let names = resolv_conf.with_file_name("hosts");
+    if names.exists() {
+        bind += &format!("mount --bind {} /etc/hosts && ", names.display());
+    }
+    bind += "exec \"$@\"";
     let text = format!("[admin]\nlisten = \"127.0.0.1:9180\"\n{listeners}");
     let setup = Setup::of_text("gateway-a", &text);
     setup.under(&["unshare", "--mount", "sh", "-c", &bind, "sh"]).start(hosts, &hosts.a)
@@ -233,7 +239,9 @@ fn a_name_server_that_is_silent_does_not_keep_the_gateway_from_starting() {
         let upstream = format!("db{number}.smcgate.test:{SERVER}");
         listener(format!("it{number}"), PORT + number, &upstream)
     });
-    let known = listener("known".to_owned(), PORT, &format!("127.0.0.2:{SERVER}"));
+    // What the file of the host says needs no server, also if it says nothing of IPv6.
+    fs::write(hosts.logs.join("hosts"), "127.0.0.2 known.smcgate.test\n").expect("it is ours");
+    let known = listener("known".to_owned(), PORT, &format!("known.smcgate.test:{SERVER}"));
     let _gateway = start_asking(&hosts, &resolv_conf, &(known + &unknown.collect::<String>()));
     assert_eq!(who(&hosts), Some(2));
     silent.set_read_timeout(Some(LIMIT)).expect("an open socket");

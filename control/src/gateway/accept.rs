@@ -1,7 +1,7 @@
 //! Accepts connections of applications and of SMC-R peers, and connects to the upstreams.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -186,7 +186,7 @@ impl<N: Rnic> Gateway<N> {
             arrival.offered = self.option.peer_offered(&accepted, source);
             arrival.port = local.and_then(|local| self.network.port_for(local.ip()));
             if let (true, None, Some(local)) = (arrival.offered, arrival.port, local) {
-                self.missing.found_none(local.ip());
+                self.found_none(local.ip(), source.ip());
             }
         }
         let ends = (source, target);
@@ -329,7 +329,7 @@ impl<N: Rnic> Gateway<N> {
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
         // It is the same for as long as the connection lasts.
         one.local = one.local.or_else(|| one.peer().and_then(local_address));
-        let (index, own) = (one.listener, one.local);
+        let (index, own, target) = (one.listener, one.local, one.target);
         // An address that is not ours belongs to no device: the route says which one is used.
         let is_foreign = own.is_some_and(|own| self.is_foreign(index, own.ip()));
         let one = self.sessions.negotiating_mut(key).expect("its rendezvous goes on");
@@ -345,9 +345,17 @@ impl<N: Rnic> Gateway<N> {
         // A socket without an address is broken; the next read or write will report that.
         let surroundings = surroundings.unwrap_or_default();
         if let (true, None, Some(own)) = (surroundings.offered, surroundings.port, own) {
-            self.missing.found_none(own.ip());
+            self.found_none(own.ip(), target.ip());
         }
         self.endpoint.surveyed(key, surroundings);
+    }
+
+    /// A connection of an SMC-R peer has found no RNIC. Its own address may be that of another host
+    /// in whose name it speaks: then the way to the other end says which device was missing one.
+    fn found_none(&mut self, own: IpAddr, other_end: IpAddr) {
+        let at =
+            if self.network.is_here(own) { Some(own) } else { self.network.towards(other_end) };
+        at.into_iter().for_each(|at| self.missing.found_none(at));
     }
 
     /// Logs what has run out, and the consequence for new connections of listener `index`.

@@ -158,15 +158,22 @@ impl<N: Rnic> Gateway<N> {
 
     /// Resets connections that wait at a socket that no listener has: nobody else would say that
     /// they are not served. Others are served in between.
-    pub(super) fn refuse_passed(&self, number: u16) {
+    pub(super) fn refuse_passed(&mut self, number: u16) {
         let socket = self.common.passed().iter().nth(number.into());
         let Some((_, socket)) = socket else { return };
-        for _ in 0..ACCEPT_MAX {
-            match accept_from(socket) {
-                Ok(accepted) => reset(accepted),
-                Err(Errno::CONNABORTED) => {}
-                Err(_) => return,
+        let refuse = || {
+            for _ in 0..ACCEPT_MAX {
+                match accept_from(socket) {
+                    Ok(accepted) => reset(accepted),
+                    Err(Errno::CONNABORTED) => {}
+                    Err(error) => return Some(error),
+                }
             }
+            None
+        };
+        if let Some(Errno::MFILE | Errno::NFILE) = refuse() {
+            // Each is closed before the next one is accepted, so that one descriptor is enough.
+            self.overload.with_spare(refuse);
         }
     }
 

@@ -8,14 +8,18 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use hickory_resolver::config::{
     ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
 };
+use hickory_resolver::lookup::Lookup;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::system_conf::parse_resolv_conf;
 use hickory_resolver::{Hosts, TokioResolver};
 
@@ -58,6 +62,21 @@ impl Whom {
             Ok(Arc::new(hosts))
         });
         Self { servers, hosts, is_known: false }
+    }
+
+    /// The addresses that the file of this host has for `name`, as far as it has been read. No
+    /// server has to be asked then, also if they are all of one family.
+    pub(super) fn in_hosts(&self, name: &str) -> Vec<IpAddr> {
+        let (Some(hosts), Ok(name)) = (&self.hosts.said, Name::from_str(name)) else {
+            return Vec::new();
+        };
+        let of = |family| hosts.lookup_static_host(&Query::query(name.clone(), family));
+        let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
+        let addresses = |found: Lookup| {
+            let answers = found.answers().iter().filter_map(|record| record.data.ip_addr());
+            answers.collect::<Vec<_>>()
+        };
+        found.flat_map(addresses).collect()
     }
 
     /// Reads the files again. Returns who is to be asked from now on; none if that stays as it is,
@@ -188,6 +207,23 @@ mod tests {
 
     fn ip(last: u8) -> IpAddr {
         IpAddr::from([127, 0, 0, last])
+    }
+
+    /// A line of one family is an answer, as it is for the library of the host.
+    #[test]
+    fn what_the_file_says_needs_no_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let (resolv_conf, hosts, mut whom) = host(folder.path());
+        fs::write(&resolv_conf, "nameserver 127.0.0.1\n").unwrap();
+        fs::write(&hosts, "127.0.0.2 four both\n::2 six both\n").unwrap();
+        assert!(whom.in_hosts("four").is_empty(), "it was not read yet");
+        whom.renewed().unwrap();
+        let six: IpAddr = "::2".parse().unwrap();
+        for (name, addresses) in
+            [("four", vec![ip(2)]), ("six", vec![six]), ("both", vec![ip(2), six]), ("x", vec![])]
+        {
+            assert_eq!(whom.in_hosts(name), addresses, "{name}");
+        }
     }
 
     /// A laptop that gets other name servers by DHCP, or by a VPN, must not ask the old ones.
