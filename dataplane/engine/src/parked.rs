@@ -36,16 +36,18 @@ impl Waiting {
     ///
     /// P and U are about the bytes that `before` brought. Unless others follow them, this one says
     /// it in its place: Linux says it once.
-    pub(crate) fn in_place_of(mut self, before: Self) -> Self {
-        if is_before(self.message.sequence, before.message.sequence) {
-            return before.in_place_of(self);
+    pub(crate) fn in_place_of(self, before: Self) -> Self {
+        // Of two numbers that are half of all apart, each is before the other.
+        let (mut newer, older) = match is_before(self.message.sequence, before.message.sequence) {
+            true => (before, self),
+            false => (self, before),
+        };
+        if newer.message.producer == older.message.producer {
+            newer.message.urgent_pending |= older.message.urgent_pending;
+            newer.message.urgent_present |= older.message.urgent_present;
         }
-        if self.message.producer == before.message.producer {
-            self.message.urgent_pending |= before.message.urgent_pending;
-            self.message.urgent_present |= before.message.urgent_present;
-        }
-        let is_next = before.message.sequence.wrapping_add(1) == self.first();
-        Self { replaces: is_next.then(|| before.first()).or(self.replaces), ..self }
+        let is_next = older.message.sequence.wrapping_add(1) == newer.first();
+        Self { replaces: is_next.then(|| older.first()).or(newer.replaces), ..newer }
     }
 
     /// The number of the first message that it stands for.
@@ -165,6 +167,22 @@ mod tests {
         // Bytes that follow take the mark away.
         let both = said(3, 11, false).in_place_of(said(2, 10, true));
         assert_eq!(both, Waiting { replaces: Some(2), ..said(3, 11, false) });
+    }
+
+    /// A peer may choose numbers of which each is before the other. The two changed places without
+    /// end, until the stack was full.
+    #[test]
+    fn numbers_that_are_half_of_all_apart_have_some_order() {
+        for (one, other) in [(1, 0x8001), (0x8001, 1), (0, 0x8000)] {
+            let both = message(one, false).in_place_of(message(other, false));
+            assert!([one, other].contains(&both.message.sequence));
+        }
+        let mut parked = Parked::default();
+        for sequence in (1..=u16::try_from(PARKED_MAX).unwrap()).map(|number| number << 4) {
+            parked.push(message(sequence, false));
+            parked.push(message(sequence ^ 0x8000, false));
+        }
+        assert_eq!(parked.messages.len(), PARKED_MAX);
     }
 
     /// A message that comes late from the old link has less to say than the newest, however full it
