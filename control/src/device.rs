@@ -240,12 +240,13 @@ fn subnet(address: Ipv4Addr, prefix_bits: u8) -> Ipv4Subnet {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use smcr_proto::{Gid, MacAddress, PeerId};
 
     use super::*;
 
-    fn device(name: &str, addresses: &[(&str, u8)]) -> NetworkDevice {
+    /// A device that is up, and has these addresses.
+    pub(crate) fn device(name: &str, addresses: &[(&str, u8)]) -> NetworkDevice {
         let addresses =
             addresses.iter().map(|(address, bits)| (address.parse().unwrap(), *bits)).collect();
         NetworkDevice {

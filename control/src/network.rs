@@ -247,15 +247,8 @@ mod tests {
     use super::*;
 
     fn device(name: &str, addresses: &[&str]) -> NetworkDevice {
-        NetworkDevice {
-            name: name.into(),
-            mac: None,
-            mtu: 1500,
-            index: 2,
-            up: true,
-            running: true,
-            addresses: addresses.iter().map(|text| (text.parse().unwrap(), 64)).collect(),
-        }
+        let addresses: Vec<_> = addresses.iter().map(|text| (*text, 64)).collect();
+        device::tests::device(name, &addresses)
     }
 
     fn place(rnic: &str, device: &str, address: &str) -> Place {

@@ -425,7 +425,6 @@ const QUESTIONS_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use smcr_os::netdev::NetworkDevice;
 
     use super::*;
 
@@ -452,15 +451,7 @@ mod tests {
         let text = "[[listener]]\nname='a'\nbind='0.0.0.0:1'\nupstream='127.0.0.1:2'\n\
                     accept='smc'\n";
         let config = Config::parse(text, "a.toml").unwrap();
-        let device = |name: &str, address: &str| NetworkDevice {
-            name: name.into(),
-            mac: None,
-            mtu: 1500,
-            index: 2,
-            up: true,
-            running: true,
-            addresses: vec![(address.parse().unwrap(), 24)],
-        };
+        let device = |name, address| crate::device::tests::device(name, &[(address, 24)]);
         let devices = [("lo", "127.0.0.1"), ("va", "10.8.0.1"), ("vb", "10.9.0.1")];
         let devices = Devices::from_iter(devices.map(|(name, address)| device(name, address)));
         let chosen = |by: Arrivals<'_>| {

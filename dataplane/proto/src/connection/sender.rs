@@ -101,7 +101,8 @@ impl Sender {
         span
     }
 
-    /// Returns whether that is news. While an earlier urgent byte is under way, P is set anyway.
+    /// Returns whether that is news. It is none while an earlier urgent byte is under way: the peer
+    /// has been told of that one.
     pub(super) fn announce_urgent(&mut self) -> bool {
         match self.urgent {
             Urgent::Pending => false,
